@@ -11,6 +11,7 @@ import msgspec
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.identity import check_name, digest, rollout_id
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.positions import MOST_STREAMS
 from orchard.schemas.quantities import Unit
 from orchard.schemas.queues import Queue
 
@@ -182,6 +183,8 @@ class CampaignSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Teacher that takes over in each rollout; None: its model acts alone."""
     team: str = ""
     """Team of whoever submitted it first, whose queue has its requests; empty: no team."""
+    event_streams: Annotated[int, msgspec.Meta(ge=1, le=MOST_STREAMS)] = 1
+    """Event streams over which its rollouts are spread, as configured when it was submitted first."""
 
     def __post_init__(self) -> None:
         check_cap(self.max_cost_usd)
@@ -344,12 +347,17 @@ class CampaignRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def rollout_ids(spec: CampaignSpec, start: int = 0) -> Iterator[str]:
     """The ids of a campaign's rollouts in the order of `rollout_requests`, from index `start` on."""
-    for sample, task, harness, model in islice(slots(spec), start, None):
-        yield rollout_id(spec.name, task.task_id, harness, model.name, sample)
+    for slot in islice(slots(spec), start, None):
+        yield _identity(spec, slot)
 
 
 Slot = tuple[int, TaskRef, str, ModelSpec]
 """Sample, task, harness and model of a rollout."""
+
+
+def _identity(spec: CampaignSpec, slot: Slot) -> str:
+    sample, task, harness, model = slot
+    return rollout_id(spec.name, task.task_id, harness, model.name, sample, spec.event_streams)
 
 
 def slots(spec: CampaignSpec) -> Iterator[Slot]:
@@ -376,7 +384,7 @@ def rollout_requests(spec: CampaignSpec, start: int = 0) -> Iterator[RolloutRequ
 
 def rollout_request(spec: CampaignSpec, slot: Slot) -> RolloutRequest:
     sample, task, harness, model = slot
-    identity = rollout_id(spec.name, task.task_id, harness, model.name, sample)
+    identity = _identity(spec, slot)
     return RolloutRequest(
         rollout_id=identity,
         campaign=spec.name,
@@ -413,4 +421,6 @@ def spec_hash(spec: CampaignSpec) -> str:
         del plan["takeover"]
     if not spec.team:
         del plan["team"]
+    if spec.event_streams == 1:
+        del plan["event_streams"]
     return digest(msgspec.Raw(msgspec.json.encode(plan)), 32)

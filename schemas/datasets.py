@@ -15,7 +15,8 @@ class DatasetBuilt(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 of the canonical rows, in their order."""
     first_sequence: int
     last_sequence: int
-    """Last sequence of the range of the event log that was read; both ends are inclusive."""
+    """Last sequence of the range of the event log that was read; both ends are inclusive. With several event
+    streams that of stream 0."""
     code_version: str
     config_hash: str
     rows: int
@@ -31,6 +32,8 @@ class DatasetBuilt(msgspec.Struct, frozen=True, kw_only=True):
     """Number of trajectories and examples, by decision of the filters and the selection."""
     manifest: BlobRef | None = None
     seconds: float = 0.0
+    last_sequences: tuple[int, ...] = ()
+    """Last sequence of each event stream that was read; empty if there is one."""
 
 
 class TrajectoryImported(msgspec.Struct, frozen=True, kw_only=True):

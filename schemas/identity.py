@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")
+_IN_STREAM = re.compile(r"[0-9a-f]{24}-([1-9]|1[0-5])")
 RESERVED_CAMPAIGNS = frozenset(
     {
         "annotated",
@@ -39,9 +40,22 @@ def digest(value: Any, length: int = 24) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()[:length]
 
 
-def rollout_id(campaign: str, task_id: str, harness: str, model: str, sample: int) -> str:
-    """Id of one slot of a campaign, in 24 hexadecimal digits."""
-    return digest([campaign, task_id, harness, model, sample])
+def rollout_id(campaign: str, task_id: str, harness: str, model: str, sample: int, streams: int = 1) -> str:
+    """Id of one slot of a campaign: 24 hexadecimal digits, and the stream of its events, chosen by them among
+    `streams`, unless that is stream 0."""
+    return spread(digest([campaign, task_id, harness, model, sample]), streams)
+
+
+def spread(digits: str, streams: int) -> str:
+    """The id of a rollout with these digits, whose campaign is spread over so many streams."""
+    stream = int(digits[-8:], 16) % streams
+    return f"{digits}-{stream}" if stream else digits
+
+
+def rollout_stream(rollout: str) -> int:
+    """The event stream of a rollout, by its id alone: no setting can give its events another one."""
+    found = _IN_STREAM.fullmatch(rollout)
+    return int(found[1]) if found else 0
 
 
 def shard(rollout: str) -> str:

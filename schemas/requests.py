@@ -14,7 +14,7 @@ import msgspec
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.decoding import Unreadable, decode, decode_whole
-from orchard.schemas.identity import check_name, rollout_id
+from orchard.schemas.identity import check_name, rollout_id, rollout_stream
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes
 from orchard.schemas.synthesis import STEPS, SynthesisAction, SynthesisRequest
 from orchard.schemas.values import AnnotationRequest
@@ -252,7 +252,8 @@ def check_identity(request: RolloutRequest) -> None:
     _whole("sample", request.sample, 0, _COUNTS)
     _whole("fence", request.fence, 0, _SEQUENCES)
     own = rollout_id(request.campaign, task.task_id, request.harness, request.model.name, request.sample)
-    if request.rollout_id != own:
+    stream = rollout_stream(request.rollout_id)
+    if request.rollout_id != (f"{own}-{stream}" if stream else own):
         raise ValueError(f"rollout_id is {request.rollout_id[:64]!r}, but that of its parts is {own}")
 
 

@@ -1,7 +1,7 @@
 """Names the NATS subjects of events."""
 
 from orchard.schemas.events import DECISION_TYPES, DONE_TYPES, NEXT_NAMES, STARTED_TYPE, Event
-from orchard.schemas.identity import shard
+from orchard.schemas.identity import rollout_stream, shard
 from orchard.schemas.values import VERDICT_TYPES
 
 EVENTS_PREFIX = "orchard.events"
@@ -30,6 +30,15 @@ def event_subject(event: Event) -> str:
     return f"{EVENTS_PREFIX}.{event.campaign}.{shard(event.rollout_id or '00')}.{event.type}"
 
 
+def event_stream(subject: str, rollout: str | None) -> int:
+    """The stream of an event: that of its rollout. Verdicts, answers and decisions are found by other names,
+    and so are in stream 0, as is all that has no rollout."""
+    kind, _, name = subject.removeprefix(f"{EVENTS_PREFIX}.").partition(".")
+    if kind in ("done", "started"):
+        return rollout_stream(name)
+    return 0 if kind in FENCES else rollout_stream(rollout or "")
+
+
 def campaign_subjects(campaign: str) -> str:
     """Pattern of all subjects of a campaign's events but the fences."""
     return f"{EVENTS_PREFIX}.{campaign}.>"
@@ -41,10 +50,12 @@ def type_subjects(campaign: str, kind: str) -> list[str]:
     return [f"{EVENTS_PREFIX}.{campaign}.*.{name}" for name in names]
 
 
-def is_misplaced(event: Event, subject: str) -> bool:
-    """Whether an outcome is on a subject where no compare-and-set has guarded it, so that it counts as
-    none."""
-    return event.type in DONE_TYPES and subject != done_subject(event.rollout_id or "")
+def is_misplaced(event: Event, subject: str, stream: int) -> bool:
+    """Whether an outcome is on a subject, or in a stream, where no compare-and-set has guarded it, so that it
+    counts as none."""
+    rollout = event.rollout_id or ""
+    guarded = subject == done_subject(rollout) and stream == rollout_stream(rollout)
+    return event.type in DONE_TYPES and not guarded
 
 
 def started_subject(rollout_id: str) -> str:

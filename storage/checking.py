@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from orchard.schemas.positions import START, STREAM_BITS, Position, stream_of
 from orchard.storage.blobs import BlobStore
 from orchard.storage.delta import DataFile, stale_from, verify_file
 from orchard.storage.derive import derive_tables
@@ -80,7 +81,9 @@ def _stale_tables(location: Location) -> Iterator[str]:
         return
     with store_errors(location.url):  # `progress` has all positions of a table that does not exist
         stale = [
-            table for table in DERIVED if stale_from(opened(location, table) or progress, progress, table)
+            table
+            for table in DERIVED
+            if stale_from(opened(location, table) or progress, progress, table) is not None
         ]
     if stale:
         yield (
@@ -167,22 +170,27 @@ def _damaged_rows(snapshot: StoreSnapshot, *, read: bool) -> list[str]:
 def _misplaced(connection: duckdb.DuckDBPyConnection, snapshot: StoreSnapshot) -> Iterator[str]:
     """Yield rows that are duplicated, beyond their table's position, or missing."""
     written = snapshot.tables[EVENTS].watermark
-    if snapshot.complete > written:
+    if not written.reaches(snapshot.complete):
         yield f"progress: position {snapshot.complete}, events {written}: {mending(PROGRESS)}"
     for table, stored in snapshot.tables.items():
-        rows, distinct, first, last = connection.execute(
-            "select count(*), count(distinct sequence), coalesce(min(sequence), 1), "
-            f"coalesce(max(sequence), 0) from tables.{table}"
-        ).fetchall()[0]
-        last = max(last, *(file.last for file in stored.files), 0)
-        if rows != distinct:
-            yield f"{table}: {rows - distinct} rows are there twice: {mending(table)}"
-        if last > stored.watermark or stored.watermark > written:
+        found = connection.execute(
+            f"select sequence >> {STREAM_BITS} as stream, count(*), count(distinct sequence), min(sequence), "
+            f"max(sequence) from tables.{table} group by 1 order by 1"
+        ).fetchall()
+        last = Position.up_to(row[4] for row in found)
+        last = last.joined(Position.up_to(file.last for file in stored.files if file.rows))
+        if twice := sum(rows - distinct for _, rows, distinct, *_ in found):
+            yield f"{table}: {twice} rows are there twice: {mending(table)}"
+        if not stored.watermark.reaches(last) or not written.reaches(stored.watermark):
             yield (
                 f"{table}: rows up to {last}, position {stored.watermark}, events {written}: {mending(table)}"
             )
-        if table == EVENTS and (rows != last - first + 1 or last != written):
-            yield f"events: {rows} rows for sequences {first} to {written}: {mending(table)}"
+        if table == EVENTS:
+            held = {stream: (rows, first, last) for stream, rows, _, first, last in found}
+            for stream, end in enumerate(written):
+                rows, first, last_row = held.get(stream, (0, 1, 0))
+                if rows != last_row - first + 1 or last_row != end:
+                    yield f"events: {rows} rows for sequences {first} to {end}: {mending(table)}"
     for query, finding in _SUSPECTS.items():
         for (name,) in connection.execute(query).fetchall():
             yield finding.format(name)
@@ -191,8 +199,9 @@ def _misplaced(connection: duckdb.DuckDBPyConnection, snapshot: StoreSnapshot) -
 def _not_derived(connection: duckdb.DuckDBPyConnection, snapshot: StoreSnapshot) -> Iterator[str]:
     """Yield derived tables that do not have the rows which follow from the events."""
     wanted: dict[str, list[int]] = {table: [0, 0] for table in DERIVED}
-    for rows in read_events(snapshot.location, snapshot.tables[EVENTS].files, 0, FACT_COLUMNS):
-        known = rows.filter(pc.field("sequence") <= snapshot.complete)
+    for rows in read_events(snapshot.location, snapshot.tables[EVENTS].files, START, FACT_COLUMNS):
+        end = snapshot.complete.last(stream_of(rows.column("sequence")[0].as_py()))
+        known = rows.filter(pc.field("sequence") <= end)
         for table, derived in derive_tables(list(facts(known))).items():
             wanted[table][0] += derived.num_rows
             wanted[table][1] += pc.sum(derived.column("sequence")).as_py() or 0

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
+from orchard.schemas.positions import stream_of
 from orchard.storage import pins
 from orchard.storage.delta import (
     COMPACT_LEVEL,
@@ -40,7 +41,8 @@ class CompactionCancelled(Exception):
 
 
 def plan(files: Sequence[DataFile], target: int = TARGET_BYTES) -> list[list[DataFile]]:
-    """Return runs of neighbouring small files to merge, each into one file of about `target` bytes at most.
+    """Return runs of neighbouring small files of one stream to merge, each into one file of about `target`
+    bytes at most.
 
     A file joins a run only when those after it are together at least half its size: so a byte is rewritten a
     few times, and not whenever some small files have come after it.
@@ -49,7 +51,8 @@ def plan(files: Sequence[DataFile], target: int = TARGET_BYTES) -> list[list[Dat
     size = 0
     for file in files:
         small = file.size * 2 < target
-        if not small or size + file.size > target:
+        other = bins[-1] and stream_of(bins[-1][-1].last) != stream_of(file.last)
+        if not small or other or size + file.size > target:
             bins.append([])
             size = 0
         if small:

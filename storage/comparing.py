@@ -78,11 +78,11 @@ class Piece(NamedTuple):
 
 
 async def side_by_side(
-    batches: AsyncIterator[list[StoredEvent]], location: Location, files: Sequence[DataFile]
+    batches: AsyncIterator[list[StoredEvent]], location: Location, files: Sequence[DataFile], first: int = 1
 ) -> AsyncIterator[Piece]:
-    """Yield all that the stream and the tables hold, in order; rows after the stream's end come last."""
+    """Yield all that the stream and the tables hold from the sequence `first` on, in order; rows after the
+    stream's end come last."""
     cursor = Cursor(location, files)
-    first = 1
     async for batch in batches:
         if not batch:
             continue

@@ -14,12 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
+from orchard.schemas.positions import START, STREAM_BITS, Position
 from orchard.storage import pins
 from orchard.storage.checksums import Digesting, is_intact, known_sha256, named
 from orchard.storage.derive import derivation
@@ -46,7 +48,8 @@ VACUUM_HOURS = 24
 """Age from which a file that no commit names is a leftover and not about to be committed."""
 
 _WRITER = "writer"
-"""Application transaction whose version is the table's watermark: a sequence of the stream."""
+"""Application transaction whose version is the table's watermark: a sequence of stream 0. Each further stream
+has one of its own, with its number in the name."""
 _REWRITER = "rewriter"
 """Application transaction that counts commits which remove files.
 
@@ -67,7 +70,8 @@ EVOLVED = "orchard.evolved"
 
 @dataclass(frozen=True)
 class DataFile:
-    """A Parquet file of a table; `first` and `last` are sequences (0 and -1 for a file without rows)."""
+    """A Parquet file of a table; `first` and `last` are sequences (0 and -1 for a file without rows), of one
+    stream."""
 
     path: str
     size: int
@@ -159,34 +163,37 @@ class StoreTable:
         """The files of the current snapshot, by their first sequence."""
         return list_files(self._delta)
 
-    def stale_from(self, progress: "StoreTable") -> int | None:
+    def stale_from(self, progress: "StoreTable") -> Position | None:
         with store_errors(self.location.url):
             return stale_from(self._delta, progress._delta, self.name)
 
-    def append(self, rows: pa.Table, watermark: int) -> None:
-        """Commit rows, which may be none, together with the sequence they bring the table up to.
+    def append(self, rows: pa.Table, watermark: Position) -> None:
+        """Commit rows, which may be none, together with the position they bring the table up to.
 
         Raises StoreBusy, StoreFull or StoreUnreachable; then nothing of it is visible.
         """
         with store_errors(self.location.url):
-            added = [write_file(self.location, self.name, [rows])] if rows.num_rows else []
+            added = [write_file(self.location, self.name, [part]) for part in by_stream(rows)]
         self._commit([_add(file, data_change=True) for file in added], watermark, [])
 
-    def replace(self, files: Sequence[DataFile], watermark: int, start: int = 0) -> None:
-        """Make the given files the whole table, or all of it that has rows from sequence `start` on, in one
-        commit. Raises as `append` does."""
+    def replace(self, files: Sequence[DataFile], watermark: Position, after: Position = START) -> None:
+        """Make the given files the whole table, or all of it that has rows after a position, in one commit.
+        Raises as `append` does."""
         old = [
-            _remove(file, data_change=True) for file in self.files() if file.last >= start or not file.rows
+            _remove(file, data_change=True)
+            for file in self.files()
+            if not file.rows or not after.covers(file.last)
         ]
         new = [_add(file, data_change=True) for file in files]
         self._commit([*old, *new], watermark, [_rewriting(self._delta)])
 
     def _commit(
-        self, actions: list[AddAction | RemoveAction], watermark: int, also: list[Transaction]
+        self, actions: list[AddAction | RemoveAction], watermark: Position, also: list[Transaction]
     ) -> None:
         tables = DERIVED if self.name == PROGRESS else (self.name,) if self.name in DERIVED else ()
-        derived = [Transaction(_by_this_version(table), watermark) for table in tables]
-        transactions = [Transaction(_WRITER, watermark), *derived, *also]
+        names = [_WRITER, *map(_by_this_version, tables)]
+        transactions = [one for name in names for one in _transactions(name, watermark)]
+        transactions += also
         with store_errors(self.location.url):
             if not _committed(self._delta, self.schema, actions, transactions):
                 raise self._busy()
@@ -221,19 +228,35 @@ def swap_files(delta: DeltaTable, schema: pa.Schema, old: Sequence[DataFile], ne
     return _committed(delta, schema, actions, [_rewriting(delta)])
 
 
-def watermark_of(delta: DeltaTable) -> int:
-    """Sequence up to which a snapshot is complete; 0 for a new table."""
-    return delta.transaction_version(_WRITER) or 0
+def watermark_of(delta: DeltaTable) -> Position:
+    """Position up to which a snapshot is complete; empty for a new table."""
+    return _position(delta, _WRITER)
 
 
-def stale_from(delta: DeltaTable, progress: DeltaTable, table: str) -> int | None:
-    """Sequence from which on a derived table may lack what this version derives, because another one derived
-    it; no file has rows on both sides. None if there is no such sequence."""
+def _position(delta: DeltaTable, name: str) -> Position:
+    """The position that transactions of a name have recorded."""
+    found = [delta.transaction_version(name) or 0]
+    while (last := delta.transaction_version(f"{name} {len(found)}")) is not None:
+        found.append(last)
+    return Position(found)
+
+
+def _transactions(name: str, position: Position) -> list[Transaction]:
+    others = [Transaction(f"{name} {stream}", position[stream]) for stream in range(1, len(position))]
+    return [Transaction(name, position.last(0)), *others]
+
+
+def stale_from(delta: DeltaTable, progress: DeltaTable, table: str) -> Position | None:
+    """Position after which a derived table may lack what this version derives, because another one derived
+    it; no file has rows on both sides. None if there is nothing after it."""
     name = _by_this_version(table)
-    known = max(one.transaction_version(name) or 0 for one in (delta, progress))
-    if known >= max(watermark_of(delta), watermark_of(progress)):
+    known = _position(delta, name).joined(_position(progress, name))
+    if known.reaches(watermark_of(delta).joined(watermark_of(progress))):
         return None
-    return min([known + 1, *(file.first for file in list_files(delta) if file.last > known)])
+    for file in list_files(delta):
+        if file.rows and known.covers(file.first) and not known.covers(file.last):
+            known = known.with_last(file.first - 1)
+    return known
 
 
 def _by_this_version(table: str) -> str:
@@ -313,6 +336,15 @@ def _found(location: Location, table: str, info: pafs.FileInfo) -> DataFile | No
     except (StorageError, pa.ArrowException, IndexError):
         return None
     return file
+
+
+def by_stream(rows: pa.Table) -> list[pa.Table]:
+    """Divide rows by the stream of their events; none for no rows."""
+    if not rows.num_rows:
+        return []
+    streams = pc.shift_right(rows.column("sequence"), STREAM_BITS)
+    numbers = sorted(pc.unique(streams).to_pylist())
+    return [rows] if len(numbers) == 1 else [rows.filter(pc.equal(streams, number)) for number in numbers]
 
 
 def write_file(

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from orchard.schemas import events as e
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.messages import Image, MessageNode
+from orchard.schemas.positions import stream_of
 from orchard.schemas.subjects import is_misplaced
 from orchard.storage import columns
 from orchard.storage.columns import Row, values
@@ -60,7 +61,7 @@ def derive(fact: Fact) -> tuple[str, Row] | None:
         return unreadable(fact, data.reason)
     if type(data) not in ROWS:
         return None
-    if is_misplaced(fact.event, fact.subject):
+    if is_misplaced(fact.event, fact.subject, stream_of(fact.sequence)):
         return unreadable(fact, f"{fact.event.type} outside its rollout's done subject")
     table, words = ROWS[type(data)]
     row = values(data)

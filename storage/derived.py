@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import reduce
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from orchard.schemas.positions import Position, stream_of
 from orchard.storage.delta import DataFile, StoreTable, snapshot, verify_file
 from orchard.storage.derive import derive_tables
 from orchard.storage.errors import store_errors
@@ -28,20 +30,23 @@ batch, took a fifth of the writer's time.
 class Appender:
     """The rows of one derived table that wait for a commit, with the position they bring the table to."""
 
-    def __init__(self, table: StoreTable, complete: int, rows: int, size: int) -> None:
+    def __init__(self, table: StoreTable, complete: Position, rows: int, size: int) -> None:
         self.table = table
-        self.reached = max(table.watermark, complete)
+        self.reached = table.watermark.joined(complete)
         self._limits = rows, size
         self._parts: list[pa.Table] = []
         self._rows = self._size = 0
 
     def take(self, rows: pa.Table | None, reached: int) -> None:
-        """Add rows of the events up to sequence `reached`; those the table has already are left out."""
-        if rows is not None and (rows := after(rows, self.reached)).num_rows:
+        """Add rows of the events of one stream up to sequence `reached`; those the table has already are left
+        out."""
+        known = self.reached.last(stream_of(reached))
+        if rows is not None and (rows := after(rows, known)).num_rows:
             self._parts.append(rows)
             self._rows += rows.num_rows
             self._size += rows.nbytes
-        self.reached = max(self.reached, reached)
+        if reached > known:
+            self.reached = self.reached.with_last(reached)
 
     @property
     def full(self) -> bool:
@@ -66,7 +71,7 @@ class Appender:
 
 
 class Committed(NamedTuple):
-    """A batch that is now in `events`: its sequences, both inclusive, and its facts."""
+    """A batch of one stream that is now in `events`: its sequences, both inclusive, and its facts."""
 
     first: int
     last: int
@@ -99,8 +104,8 @@ class DerivedTables:
         self._progress = progress
         complete = self._progress.watermark
         self._appenders = [Appender(table, complete, rows, size) for table in tables]
-        self.reached = min(appender.reached for appender in self._appenders)
-        """Sequence up to which every table has its rows, committed or waiting."""
+        self.reached = reduce(Position.common, (appender.reached for appender in self._appenders))
+        """Position up to which every table has its rows, committed or waiting."""
         self._since: float | None = None
         self._threads = threads
         self._committing: Future[None] | None = None
@@ -110,12 +115,12 @@ class DerivedTables:
 
         A batch that leaves a gap after the last event taken is ignored: `catch_up` finds it.
         """
-        if batch.first <= self.reached + 1 <= batch.last:
+        if batch.first <= self.reached.last(stream_of(batch.last)) + 1 <= batch.last:
             for piece in _pieces(batch.facts):
                 self._take(piece, piece[-1].sequence)
             self._take([], batch.last)
 
-    def catch_up(self, watermark: int, cancelled: Callable[[], bool]) -> None:
+    def catch_up(self, watermark: Position, cancelled: Callable[[], bool]) -> None:
         """Take what `events` has up to `watermark` from its files, as after a crash between two commits."""
         files, pin = pinned(
             self._location,
@@ -127,7 +132,7 @@ class DerivedTables:
                 if cancelled():
                     return
                 self._take(list(facts(rows)), rows.column("sequence")[-1].as_py())
-                if self.reached >= watermark:
+                if self.reached.reaches(watermark):
                     return
         finally:
             pin.release()
@@ -144,7 +149,7 @@ class DerivedTables:
             if appender.waiting:
                 self._commit(appender)
         self._committed()
-        if self.reached > self._progress.watermark:
+        if self.reached != self._progress.watermark:
             self._progress.append(self._progress.schema.empty_table(), self.reached)
         self._since = None
 
@@ -156,7 +161,7 @@ class DerivedTables:
             appender.take(tables.get(appender.table.name), reached)
             if appender.full:
                 self._commit(appender)
-        self.reached = reached
+        self.reached = self.reached.with_last(reached)
         self.flush_in_time()
 
     def _commit(self, appender: Appender) -> None:
@@ -188,14 +193,14 @@ def _pieces(found: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
 
 
 def read_events(
-    location: Location, files: Sequence[DataFile], last: int, columns: Sequence[str] | None = None
+    location: Location, files: Sequence[DataFile], position: Position, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """Yield rows of `events` with a sequence over `last`, in order, some megabytes at a time."""
+    """Yield rows of `events` after a position, in order, some megabytes at a time, each of one stream."""
     for file in files:
-        if file.last <= last:
+        if not file.rows or position.covers(file.last):
             continue
         for rows in read_rows(location, EVENTS, file, columns):
-            if (rows := after(rows, last)).num_rows:
+            if (rows := after(rows, position.last(stream_of(file.last)))).num_rows:
                 yield rows
 
 

@@ -40,7 +40,7 @@ def _digest(snapshot: StoreSnapshot, table: str) -> str:
         reached = file.last
         for rows in read_rows(snapshot.location, table, file):
             for row in rows.cast(plain).to_pylist():
-                if table == EVENTS or row["sequence"] <= snapshot.complete:
+                if table == EVENTS or snapshot.complete.covers(row["sequence"]):
                     digest.update(msgspec.json.encode(row, order="deterministic") + b"\n")
     return digest.hexdigest()
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from orchard.schemas.positions import START, Position, own_sequence, stream_of
 from orchard.storage.delta import EVOLVED, DataFile, list_files, verify_file, watermark_of
 from orchard.storage.errors import StorageError, StoreUnreachable, store_errors
 from orchard.storage.location import Location
@@ -41,7 +42,7 @@ _SETTINGS = (
 def open_tables(
     store_url: str,
     *,
-    as_of: int | None = None,
+    as_of: Position | None = None,
     views: Iterable[str] | str = VIEWS,
     memory: str | None = None,
     verify: Collection[str] = (),
@@ -50,7 +51,7 @@ def open_tables(
     tables.
 
     Tables that do not exist yet are empty, with their columns. Close it when done (it is a context manager).
-    With `as_of` it shows the log up to that sequence and nothing later. With `views` it has only these, or
+    With `as_of` it shows the log up to that position and nothing later. With `views` it has only these, or
     those that a text of SQL names, and what they are made of: opening all takes a processor 150 ms. With
     `memory`, such as `300MB`, a query that needs more continues in a temporary directory. Each file of the
     tables in `verify` is read first and compared with its SHA-256, if it has one. Raises StorageError when
@@ -87,7 +88,7 @@ def _create(connection: duckdb.DuckDBPyConnection, views: Iterable[str]) -> None
         connection.execute(f"create view {name} as {VIEWS[name]}")
 
 
-def refresh(connection: duckdb.DuckDBPyConnection, store_url: str, *, as_of: int | None = None) -> None:
+def refresh(connection: duckdb.DuckDBPyConnection, store_url: str, *, as_of: Position | None = None) -> None:
     """Show a connection of `open_tables` what has been committed since, to any table; `as_of` as there."""
     _show(connection, *_pinned(_followed(connection, Location.parse(store_url), TABLES)), as_of, ())
 
@@ -123,7 +124,7 @@ class Stored:
     files: list[DataFile] = field(default_factory=list)
     evolved: bool = False
     """Whether its files differ in their columns."""
-    watermark: int = 0
+    watermark: Position = START
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,8 @@ class StoreSnapshot:
     """
 
     location: Location
-    complete: int
-    """Sequence up to which all derived tables are complete."""
+    complete: Position
+    """Position up to which all derived tables are complete."""
     tables: dict[str, Stored]
 
     @property
@@ -175,7 +176,7 @@ class _Followed:
         from."""
         progress = self._logs[PROGRESS].current()
         with store_errors(self.location.url):
-            complete = watermark_of(progress) if progress else 0
+            complete = watermark_of(progress) if progress else START
         derived = [table for table in self.tables if table != EVENTS]
         with ThreadPoolExecutor(4) as threads:
             found = dict(zip(derived, threads.map(self._stored, derived), strict=True))
@@ -215,14 +216,14 @@ def _show(
     connection: duckdb.DuckDBPyConnection,
     found: StoreSnapshot,
     pin: Pin | None,
-    as_of: int | None,
+    as_of: Position | None,
     verify: Collection[str],
 ) -> None:
     if pin is not None:
         _keep(connection, pin)
     _verify(found, verify)
     location = found.location
-    if as_of is not None and as_of > found.complete:
+    if as_of is not None and not found.complete.reaches(as_of):
         raise StorageError(
             f"the tables of {location.url} are complete up to sequence {found.complete}, not {as_of}: "
             "wait for the writer, or name an earlier sequence"
@@ -230,8 +231,8 @@ def _show(
     complete = found.complete if as_of is None else as_of
     view, before = _Shown(found, {}), _shown.get(connection)
     for table, stored in found.tables.items():
-        whole = all(0 <= file.last <= complete for file in stored.files if file.rows)
-        view.ends[table] = _NO_END if whole or (table == EVENTS and as_of is None) else complete
+        whole = all(file.last >= 0 and complete.covers(file.last) for file in stored.files if file.rows)
+        view.ends[table] = None if whole or (table == EVENTS and as_of is None) else complete
         if before and before.snapshot.location == location and before.shows(table, stored, view.ends[table]):
             continue
         scan = _scan(connection, location, table, stored)
@@ -263,7 +264,7 @@ def within(connection: duckdb.DuckDBPyConnection, query: str, first: int, last: 
         stored = known.snapshot.tables[table]
         chosen = [file for file in stored.files if file.last >= first and file.first <= last]
         scan = _scan(connection, location, table, Stored(chosen, stored.evolved), f"_{table}_within")
-        return f"({_scanned(table, scan, min(last, known.ends[table]))} and sequence >= {first})"
+        return f"({_scanned(table, scan, known.ends[table])} and sequence between {first} and {last})"
 
     return re.sub(r"\btables\.(\w+)", reduced, query)
 
@@ -280,8 +281,8 @@ def one(tables: duckdb.DuckDBPyConnection, query: str, parameters: object = None
     return next(iter(rows(tables, query, parameters)), None)
 
 
-def _scanned(table: str, scan: str, end: int) -> str:
-    return f"select {_columns(table)} from {scan} where sequence <= {end}"
+def _scanned(table: str, scan: str, end: Position | None) -> str:
+    return f"select {_columns(table)} from {scan} where {end.sql() if end is not None else 'true'}"
 
 
 def _keep(connection: duckdb.DuckDBPyConnection, pin: Pin) -> None:
@@ -294,46 +295,55 @@ def _keep(connection: duckdb.DuckDBPyConnection, pin: Pin) -> None:
     connection.register("_pin", token)
 
 
-def position(store_url: str) -> int:
-    """Sequence up to which every table is complete; 0 for a store without data."""
+def position(store_url: str) -> Position:
+    """Position up to which every table is complete; empty for a store without data."""
     return _watermark(Location.parse(store_url), PROGRESS)
 
 
-def log_position(store_url: str) -> int:
-    """Sequence up to which the table `events` is complete; 0 for a store that does not exist yet."""
+def log_position(store_url: str) -> Position:
+    """Position up to which the table `events` is complete; empty for a store that does not exist yet."""
     return _watermark(Location.parse(store_url), EVENTS)
 
 
-def _watermark(location: Location, table: str) -> int:
+def _watermark(location: Location, table: str) -> Position:
     found = opened(location, table)
     with store_errors(location.url):
-        return watermark_of(found) if found else 0
+        return watermark_of(found) if found else START
 
 
-def log_end(store_url: str) -> tuple[int, str | None]:
-    """Return `log_position`, and the id of the event there, None if it is unknown."""
+def log_end(store_url: str) -> tuple[Position, dict[int, str | None]]:
+    """Return `log_position`, and the ids of the events there by stream, None for one that is unknown."""
     location = Location.parse(store_url)
     events = opened(location, EVENTS)
     if events is None:
-        return 0, None
+        return START, {}
     with store_errors(location.url):
         watermark = watermark_of(events)
-        return watermark, last_event_id(location, list_files(events), watermark)
+        return watermark, last_event_ids(location, list_files(events), watermark)
 
 
-def last_event_id(location: Location, files: Sequence[DataFile], watermark: int) -> str | None:
-    """Id of the stored event at the watermark of `events`; None when there is none or it was unreadable."""
-    if not watermark or not files:
-        return None
-    key = location.key("tables", EVENTS, files[-1].path)
+def last_event_ids(
+    location: Location, files: Sequence[DataFile], watermark: Position
+) -> dict[int, str | None]:
+    """Ids of the stored events at the watermark of `events` by stream; None for one that was unreadable."""
+    newest = {stream_of(file.last): file for file in files if file.rows}
+    return {
+        stream: _event_id(location, file, watermark.last(stream))
+        for stream, file in newest.items()
+        if own_sequence(watermark.last(stream))
+    }
+
+
+def _event_id(location: Location, file: DataFile, sequence: int) -> str | None:
+    key = location.key("tables", EVENTS, file.path)
     try:
         with store_errors(location.url), location.filesystem.open_input_file(key) as source:
             parquet = pq.ParquetFile(source)
             last = parquet.num_row_groups - 1
             rows = parquet.read_row_group(last, columns=["sequence", "id"], use_threads=False)
-        at = rows.column("sequence").to_pylist().index(watermark)  # a filter would import pandas
+        at = rows.column("sequence").to_pylist().index(sequence)  # a filter would import pandas
     except (StoreUnreachable, ValueError):
-        verify_file(location, EVENTS, files[-1])  # says so where it is the file's fault
+        verify_file(location, EVENTS, file)  # says so where it is the file's fault
         raise
     found: str | None = rows.column("id")[at].as_py()
     return found
@@ -342,14 +352,12 @@ def last_event_id(location: Location, files: Sequence[DataFile], watermark: int)
 @dataclass(frozen=True)
 class _Shown:
     snapshot: StoreSnapshot
-    ends: dict[str, int]
-    """Last sequence that is shown of each table."""
+    ends: dict[str, Position | None]
+    """Position up to which each table is shown; None: all of it."""
 
-    def shows(self, table: str, stored: Stored, end: int) -> bool:
+    def shows(self, table: str, stored: Stored, end: Position | None) -> bool:
         return self.snapshot.tables.get(table) == stored and self.ends[table] == end
 
-
-_NO_END = 2**63 - 1
 
 _follows: "weakref.WeakKeyDictionary[duckdb.DuckDBPyConnection, _Followed]" = weakref.WeakKeyDictionary()
 _shown: "weakref.WeakKeyDictionary[duckdb.DuckDBPyConnection, _Shown]" = weakref.WeakKeyDictionary()

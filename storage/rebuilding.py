@@ -8,11 +8,12 @@ version's: its columns may differ, or it did not know the events. The writer der
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from functools import partial
+from functools import partial, reduce
 
 import pyarrow as pa
 
-from orchard.storage.delta import DataFile, StoreTable, write_file
+from orchard.schemas.positions import Position, stream_of
+from orchard.storage.delta import DataFile, StoreTable, by_stream, write_file
 from orchard.storage.derive import derive_tables
 from orchard.storage.derived import after, read_events
 from orchard.storage.errors import store_errors
@@ -47,16 +48,18 @@ def opened_for_writing(
 
 
 def derived_files(
-    events: StoreTable, starts: Mapping[str, int], cancelled: Callable[[], bool] = lambda: False
+    events: StoreTable, starts: Mapping[str, Position], cancelled: Callable[[], bool] = lambda: False
 ) -> dict[str, Sequence[DataFile]]:
-    """Write the rows of tables, from a sequence each, to files that no commit names yet."""
+    """Write the rows of tables, after a position each, to files that no commit names yet."""
     found = {table: RowFiles(events.location, table) for table in starts}
-    for rows in read_events(events.location, events.files(), min(starts.values()) - 1, FACT_COLUMNS):
+    first = reduce(Position.common, starts.values())
+    for rows in read_events(events.location, events.files(), first, FACT_COLUMNS):
         if cancelled():
             raise CancelledError
+        stream = stream_of(rows.column("sequence")[0].as_py())
         for table, derived in derive_tables(facts(rows)).items():
             if table in starts:
-                found[table].take(after(derived, starts[table] - 1))
+                found[table].take(after(derived, starts[table].last(stream)))
     return {table: files.written() for table, files in found.items()}
 
 
@@ -84,4 +87,4 @@ class RowFiles:
         if not self._location.is_s3:
             (self._location.path / "tables" / self._table).mkdir(parents=True, exist_ok=True)
         with store_errors(self._location.url):
-            self._written.append(write_file(self._location, self._table, [rows]))
+            self._written += [write_file(self._location, self._table, [part]) for part in by_stream(rows)]

@@ -12,11 +12,11 @@ import duckdb
 
 from orchard.schemas.events import payload
 from orchard.schemas.llm_calls import LLMCall, ModelKind
+from orchard.schemas.positions import START, PlainPosition, Position
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.reader import open_tables, position
-from orchard.streams import names
-from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
+from orchard.streams.event_streams import events_after
 
 _MEMORY = "200MB"
 """Memory limit of the query; what needs more continues in a temporary directory."""
@@ -30,8 +30,8 @@ class Spent:
     """None if there are calls and no cost is known."""
     unpriced: int = 0
     """Calls without a known price, which the sum lacks."""
-    position: int = 0
-    """Sequence in the log up to which calls are counted."""
+    position: PlainPosition = 0
+    """Sequence in the log up to which calls are counted, or those of all event streams."""
 
 
 def dollars(usd: float) -> str:
@@ -43,16 +43,18 @@ _SPENT = """
 select campaign, coalesce(sum(cost_usd), 0), count(*) filter (cost_usd is null and model_kind <> 'oracle')
 from (
     select distinct on (event_id) campaign, cost_usd, model_kind from tables.llm_calls_all
-    where sequence <= $position and list_contains($names, campaign)
+    where {covered} and list_contains($names, campaign)
 ) group by 1
 """
 
 
-def spent_in(tables: duckdb.DuckDBPyConnection, campaigns: Iterable[str], up_to: int) -> dict[str, Spent]:
+def spent_in(
+    tables: duckdb.DuckDBPyConnection, campaigns: Iterable[str], up_to: Position
+) -> dict[str, Spent]:
     """Return the cost by campaign, from an open store with the table `llm_calls_all`."""
     wanted = list(campaigns)
-    rows = tables.execute(_SPENT, {"names": wanted, "position": up_to}).fetchall()
-    return {name: Spent(position=up_to) for name in wanted} | {
+    rows = tables.execute(_SPENT.format(covered=up_to.sql()), {"names": wanted}).fetchall()
+    return {name: Spent(position=up_to.plain) for name in wanted} | {
         name: _known(usd, unpriced, up_to) for name, usd, unpriced in rows
     }
 
@@ -70,29 +72,29 @@ _TEAMS = """
 select team, sum(cost_usd) from (
     select distinct on (t.event_id) s.team, t.cost_usd
     from tables.llm_calls_all t join submitters s using (campaign)
-    where t.sequence <= $position and t.time >= $since and s.team <> '' and t.cost_usd is not null
+    where {covered} and t.time >= $since and s.team <> '' and t.cost_usd is not null
 ) group by 1
 """
 
 
-def team_costs(store_url: str, since: datetime) -> tuple[dict[str, float], int]:
+def team_costs(store_url: str, since: datetime) -> tuple[dict[str, float], Position]:
     """Return the known cost of each team's calls since then, and the position of the tables up to which they
     count. Raises StorageError."""
     up_to = position(store_url)
     if not up_to:
-        return {}, 0
+        return {}, START
     with open_tables(store_url, views=("llm_calls_all", "submitters"), memory=_MEMORY) as tables:
-        found = tables.execute(_TEAMS, {"position": up_to, "since": since}).fetchall()
+        found = tables.execute(_TEAMS.format(covered=up_to.sql("t.sequence")), {"since": since}).fetchall()
     return dict(found), up_to
 
 
 async def with_later(connection: Connection, campaign: str, spent: Spent) -> Spent:
     """Add the calls that the stream has after its position."""
-    usd, unpriced, at = spent.usd or 0.0, spent.unpriced, spent.position
+    usd, unpriced, at = spent.usd or 0.0, spent.unpriced, Position.of(spent.position)
     pattern = f"{EVENTS_PREFIX}.{campaign}.*.llm.called"
-    async for batch in messages_of(connection, names.EVENTS, pattern, start=at + 1):
+    async for batch in events_after(connection, at, pattern):
         for message in batch:
-            at, event = message.sequence, message.as_event.event
+            at, event = at.with_last(message.sequence), message.as_event.event
             call = payload(event) if event else None
             if isinstance(call, LLMCall):
                 usd += call.cost_usd or 0.0
@@ -100,9 +102,9 @@ async def with_later(connection: Connection, campaign: str, spent: Spent) -> Spe
     return _known(usd, unpriced, at)
 
 
-def _known(usd: float, unpriced: int, at: int) -> Spent:
+def _known(usd: float, unpriced: int, at: Position) -> Spent:
     """What was spent, which is unknown where no call has a cost."""
-    return Spent(usd or None if unpriced else usd, unpriced, at)
+    return Spent(usd or None if unpriced else usd, unpriced, at.plain)
 
 
 async def spent_now(connection: Connection, store_url: str, campaign: str) -> Spent:

@@ -16,6 +16,7 @@ from nats.errors import BadSubjectError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
+from orchard.schemas.positions import stream_of
 from orchard.streams.client import Frame, TolerantClient
 from orchard.streams.errors import MessageTooLarge, NatsRefused, NatsUnreachable, StreamHeld, StreamsError
 from orchard.streams.settings import NatsSettings
@@ -67,8 +68,11 @@ class Connection:
         """Why nothing is published for a moment, as a sentence."""
         self.full = ""
         """Why nothing is claimed now, as a sentence; empty when there is room."""
-        self.newest: SeenEvent | None = None
-        """Event of the highest sequence that this process has seen; the guard recognizes the stream by it."""
+        self.newest: dict[int, SeenEvent] = {}
+        """Event of the highest sequence that this process has seen, by stream; the guard recognizes each
+        stream by it."""
+        self.event_streams = 1
+        """Number of streams of events, at the guard's last look."""
         self.guarded = False
         """Whether a guard decides when a new connection is ready."""
         self.waits_when_full = False
@@ -105,8 +109,10 @@ class Connection:
 
     def saw(self, sequence: int, payload: bytes) -> None:
         """Remembers an event of the stream if it is the newest so far."""
-        if self.newest is None or sequence > self.newest.sequence:
-            self.newest = SeenEvent(sequence, payload)
+        stream = stream_of(sequence)
+        known = self.newest.get(stream)
+        if known is None or sequence > known.sequence:
+            self.newest[stream] = SeenEvent(sequence, payload)
 
     async def ready(self, timeout: float, *, to_read: bool = False) -> None:
         """Waits until connected and, except for reading, until the guard lets publishes pass.

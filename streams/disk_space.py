@@ -6,12 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.errors import TopologyError
+from orchard.streams.event_streams import stream_infos
 from orchard.streams.reading import request
 from orchard.streams.settings import NatsSettings
-from orchard.streams.stream_state import AccountUsage, StreamInfo
+from orchard.streams.stream_state import AccountUsage
 
 
 def shortage(free: int, used: int, settings: NatsSettings, where: Path) -> str:
@@ -48,7 +47,8 @@ def disk_shortage(store: Path, settings: NatsSettings) -> str:
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """Messages and bytes in the stream, and the bytes it can still take; `left` is None without a limit."""
+    """Messages and bytes in the event streams, and the bytes that the fullest can still take; `left` is None
+    without a limit."""
 
     messages: int
     bytes: int
@@ -56,11 +56,15 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 async def event_capacity(connection: Connection) -> Capacity:
-    """Measures the event stream against its own limit and its account's; raises TopologyError without it."""
-    info = await request(connection, f"STREAM.INFO.{names.EVENTS}", {}, StreamInfo)
-    if info.state is None:
-        raise TopologyError(f"there is no stream {names.EVENTS}: declare the topology (`orchard up`)")
+    """Measures the event streams against their own limits and their account's; raises TopologyError without
+    them."""
+    held = await stream_infos(connection)
     account = await request(connection, "INFO", {}, AccountUsage)
-    limits = [(info.config.max_bytes, info.state.bytes), (account.limits.max_storage, account.storage)]
+    limits = [(account.limits.max_storage, account.storage)]
+    limits += [(config.max_bytes, state.bytes) for config, state in held]
     left = [max(limit - used, 0) for limit, used in limits if limit > 0]
-    return Capacity(info.state.messages, info.state.bytes, min(left, default=None))
+    return Capacity(
+        sum(state.messages for _, state in held),
+        sum(state.bytes for _, state in held),
+        min(left, default=None),
+    )

@@ -1,5 +1,7 @@
 """Names of streams, consumers and subjects; docs/schemas/asyncapi.json has what is published where."""
 
+import re
+
 from orchard.schemas.replay_pointers import pointer_subject
 from orchard.schemas.subjects import EVENTS_PREFIX
 
@@ -9,6 +11,7 @@ LATER = "ORCHARD_LATER"
 """Stream of requests that wait for their time. Apart from WORK because the server's message schedules and
 discard=new exclude each other (error 10052), and a schedule's target must be in its own stream (10190)."""
 EVENTS = "ORCHARD_EVENTS"
+"""Stream 0 of events, and the beginning of the others' names (`streams.event_streams`)."""
 DEAD = "ORCHARD_DEAD"
 ADVISORIES = "ORCHARD_ADVISORIES"
 """Stream of the server's notices about requests past max_deliver or terminated, kept until handled."""
@@ -46,7 +49,9 @@ MAX_DELIVERIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{WORK}.*"
 TERMINATED = f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{WORK}.*"
 
 RESTORED = "orchard-restored"
-"""Key of EVENTS' metadata: the mark of its last restore."""
+"""Key of EVENTS' metadata: the mark of the last restore of any stream of events."""
+EVENT_STREAMS = "orchard-event-streams"
+"""Key of EVENTS' metadata: number of streams of events; without it there is one."""
 
 DUE_CONSUMER = "due"
 ADVISORY_CONSUMER = "dead-letters"
@@ -67,6 +72,38 @@ ORIGINAL_ID = "Orchard-Message-Id"
 """Header with the request's own id, where the server strips or replaces `Nats-Msg-Id`."""
 AWAITS = "Orchard-Awaits"
 """Header with the key of the endpoint whose rest a delayed request waits for."""
+
+
+_STORED = re.compile(rf"{re.escape(EVENTS_PREFIX)}(?:-([0-9]+))?\.")
+
+
+def stream_name(number: int) -> str:
+    """Name of a stream of events."""
+    return f"{EVENTS}_{number}" if number else EVENTS
+
+
+def stream_number(name: str) -> int | None:
+    """Number of a stream of events; None for another stream."""
+    if name == EVENTS:
+        return 0
+    head, _, number = name.rpartition("_")
+    return int(number) if head == EVENTS and number.isdecimal() else None
+
+
+def stored_subject(subject: str, stream: int) -> str:
+    """The subject, or pattern, that a stream has for what readers know as `subject`: streams share none."""
+    return f"{EVENTS_PREFIX}-{stream}{subject.removeprefix(EVENTS_PREFIX)}" if stream else subject
+
+
+def known_subject(stored: str, stream: int) -> str:
+    """The opposite of `stored_subject`."""
+    return EVENTS_PREFIX + stored.removeprefix(f"{EVENTS_PREFIX}-{stream}") if stream else stored
+
+
+def taken_by(stored: str) -> int | None:
+    """Number of the stream of events that takes a subject; None where none does."""
+    found = _STORED.match(stored)
+    return int(found[1] or 0) if found else None
 
 
 def dead_subject(stream: str, name: str) -> str:

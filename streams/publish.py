@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
-from orchard.schemas.subjects import EVENTS_PREFIX
+from orchard.schemas.positions import own_sequence, sequence_in
 from orchard.streams.connection import Connection, ConnectionLost, Headers, Pending, status_of
 from orchard.streams.errors import (
     LogFull,
@@ -22,7 +22,7 @@ from orchard.streams.errors import (
     TopologyError,
     WrongSequence,
 )
-from orchard.streams.names import EVENTS, EXPECTED, MESSAGE_ID
+from orchard.streams.names import EXPECTED, MESSAGE_ID, stream_number, taken_by
 from orchard.streams.records import ApiError
 
 T = TypeVar("T")
@@ -36,7 +36,6 @@ NOBODY_GRACE = 15.0
 STALL_GRACE = 60.0
 """Seconds in which a connected server may leave a message unanswered, as with a full disk."""
 _WARN_EVERY = 10.0
-_EVENTS_PREFIX = f"{EVENTS_PREFIX}."
 _CHUNK_MESSAGES = 1024
 _CHUNK_BYTES = 16 * 1024 * 1024
 _WRONG_SEQUENCE = frozenset({10071, 10164})
@@ -47,8 +46,8 @@ UNSETTLED = 10008
 
 
 class OutgoingMessage(NamedTuple):
-    """A message to be stored. `expected` is the last sequence the subject must have (compare-and-set). With
-    an empty `id` repeats are not recognized."""
+    """A message to be stored. `expected` is the last sequence the subject must have (compare-and-set), of an
+    event over all streams. With an empty `id` repeats are not recognized."""
 
     subject: str
     payload: bytes
@@ -60,7 +59,7 @@ class OutgoingMessage(NamedTuple):
     def headers(self) -> Headers:
         headers = {MESSAGE_ID: self.id} if self.id else {}
         if self.expected is not None:
-            headers[EXPECTED] = str(self.expected)
+            headers[EXPECTED] = str(own_sequence(self.expected))
         if self.extra:
             headers.update(self.extra)
         return headers
@@ -75,7 +74,8 @@ class _Answer(msgspec.Struct):
 
 class PublishResult(NamedTuple):
     sequence: int = 0
-    """Sequence in the stream; for a duplicate that of the first message of this id."""
+    """Sequence in the stream, of an event that over all streams; for a duplicate that of the first message of
+    this id."""
     duplicate: bool = False
     """Whether a message of this id was stored before."""
     resent: bool = False
@@ -120,7 +120,7 @@ def _refusal(problem: ApiError, stream: str) -> StreamsError:
     if problem.err_code in _WRONG_SEQUENCE:
         return WrongSequence(said)
     if problem.err_code == _STORE_FAILED and said.startswith("maximum"):
-        if stream == EVENTS:
+        if stream_number(stream) is not None:
             return LogFull(
                 f"the event log is full ({said}) and refuses events rather than drop old ones: raise "
                 "nats.event_max_bytes, or make room with `orchard log archive`"
@@ -294,11 +294,13 @@ async def _publish_chunk(
             again.append(index)
             results[index] = PublishResult(resent=True)
             continue
-        results[index] = result._replace(resent=results[index].resent)
+        stream = taken_by(messages[index].subject)
+        sequence = sequence_in(stream or 0, result.sequence)
+        results[index] = result._replace(sequence=sequence, resent=results[index].resent)
         # Of a duplicate, the message that came first may have another body.
         stored = result.refusal is None and not result.duplicate
-        if stored and messages[index].subject.startswith(_EVENTS_PREFIX):
-            connection.saw(result.sequence, messages[index].payload)
+        if stored and stream is not None:
+            connection.saw(sequence, messages[index].payload)
     return again + unanswered
 
 

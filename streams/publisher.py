@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from orchard.schemas.events import Event, encode_event
+from orchard.schemas.positions import sequence_in
 from orchard.schemas.subjects import (
     annotated_subject,
     answered_subject,
     done_subject,
+    event_stream,
     event_subject,
     started_subject,
 )
@@ -17,8 +19,9 @@ from orchard.streams.connection import Connection
 from orchard.streams.enqueue import Enqueued, EnqueueResult, enqueue, enqueue_all, enqueue_later, work_message
 from orchard.streams.entries import EntryAddress, QueueEntry, address_in
 from orchard.streams.errors import OutcomeRefused, QueueFull, StreamsError, WrongSequence
+from orchard.streams.event_streams import last_event, last_events, next_event
 from orchard.streams.publish import OutgoingMessage, PublishRetry, Unavailable, results_of, store, store_all
-from orchard.streams.reading import delete_message, last_message, next_message
+from orchard.streams.reading import delete_message
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay_pointers import ReplayPointers
 
@@ -175,20 +178,19 @@ class Publisher:
         return await self._last(answered_subject(kind, key))
 
     async def _guarded(self, event: Event, expected: int) -> int:
-        message = _message(event)._replace(expected=expected)
+        message, subject = _message(event)._replace(expected=expected), event_subject(event)
         retry = PublishRetry(self._connection)
         while True:
             try:
                 return await store(self._connection, message)
             except WrongSequence as refusal:
-                follower = await self._follower(message.subject, expected)
+                follower = await self._follower(subject, expected)
                 if follower is not None and follower.event is not None and follower.event.id == event.id:
                     return follower.sequence
-                accepted = await self._last(message.subject)
+                accepted = await self._last(subject)
                 if accepted is None and expected:
                     raise StreamsError(
-                        f"{message.subject} is empty but sequence {expected} was expected: its events were "
-                        "purged"
+                        f"{subject} is empty but sequence {expected} was expected: its events were purged"
                     ) from refusal
                 if accepted is not None and accepted.sequence != expected:
                     raise OutcomeRefused(accepted) from refusal
@@ -196,14 +198,14 @@ class Publisher:
             retry.problem = Unavailable(
                 "JetStream refused the compare-and-set although the last sequence matches"
             )
-            await retry.pause(message.subject)
+            await retry.pause(subject)
 
     async def _last(self, subject: str) -> StoredEvent | None:
-        found = await last_message(self._connection, names.EVENTS, subject)
+        found = await last_event(self._connection, subject)
         return found.as_event if found else None
 
     async def _last_of(self, subjects: Sequence[str]) -> list[StoredEvent | None]:
-        found = await last_messages(self._connection, names.EVENTS, subjects)
+        found = await last_events(self._connection, subjects)
         return [found[subject].as_event if subject in found else None for subject in subjects]
 
     async def _latest_attempt(self, subject: str, newest: StoredEvent) -> int:
@@ -221,9 +223,12 @@ class Publisher:
     async def _follower(self, subject: str, sequence: int) -> StoredEvent | None:
         """Reads the message that was stored on a subject next after `sequence`: one's own event, if it was
         accepted though the answer was lost, even where others have followed since."""
-        found = await next_message(self._connection, names.EVENTS, sequence + 1, subject)
+        start = max(sequence, sequence_in(event_stream(subject, None), 0)) + 1
+        found = await next_event(self._connection, start, subject)
         return found.as_event if found else None
 
 
 def _message(event: Event) -> OutgoingMessage:
-    return OutgoingMessage(subject=event_subject(event), payload=encode_event(event), id=event.id)
+    subject = event_subject(event)
+    stored = names.stored_subject(subject, event_stream(subject, event.rollout_id))
+    return OutgoingMessage(subject=stored, payload=encode_event(event), id=event.id)

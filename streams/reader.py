@@ -14,10 +14,11 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.js import api
 
+from orchard.schemas.positions import sequence_in
 from orchard.streams.client import Frame, headers_of
 from orchard.streams.connection import Connection, ConnectionLost
 from orchard.streams.errors import NatsUnreachable
-from orchard.streams.names import EVENTS, STORED_AT
+from orchard.streams.names import STORED_AT, known_subject, stream_number
 from orchard.streams.publish import PublishRetry, Unavailable
 from orchard.streams.records import Delivery, whole_number
 from orchard.streams.tasks import waited
@@ -44,7 +45,8 @@ _INACTIVE = 60.0
 
 
 class Arrived(NamedTuple):
-    """A message of a stream; `time` is when the stream first stored it, in nanoseconds since the epoch."""
+    """A message of a stream; `time` is when the stream first stored it, in nanoseconds since the epoch. An
+    event has its sequence over all streams, and the subject that it would have in stream 0."""
 
     sequence: int
     subject: str
@@ -61,7 +63,7 @@ def stored_at(headers: dict[str, str], time: int) -> int:
 
 
 class Reader:
-    """Reads a stream from a position, which outlives each consumer."""
+    """Reads a stream from a position, which outlives each consumer: a sequence in this stream."""
 
     def __init__(
         self, connection: Connection, stream: str, position: int = 1, filters: Sequence[str] = ()
@@ -71,6 +73,8 @@ class Reader:
         """Whether no message that matches was stored after the last one."""
         self._connection = connection
         self._stream = stream
+        self._number = stream_number(stream)
+        """Number of the stream of events; None for another stream."""
         self._filters = list(filters)
         self._subscription: Subscription | None = None
         self._consumer = ""
@@ -129,8 +133,12 @@ class Reader:
             headers = headers_of(frame.headers) if frame.headers else {}
             time = stored_at(headers, delivery.time)
             subject = frame.subject.decode("utf-8", "replace")
-            batch.append(Arrived(delivery.sequence, subject, time, frame.data, headers))
-        if batch and self._stream == EVENTS:
+            sequence = delivery.sequence
+            if self._number:
+                sequence = sequence_in(self._number, sequence)
+                subject = known_subject(subject, self._number)
+            batch.append(Arrived(sequence, subject, time, frame.data, headers))
+        if batch and self._number is not None:
             self._connection.saw(batch[-1].sequence, batch[-1].data)
         return batch
 
@@ -138,7 +146,7 @@ class Reader:
     def _unguarded(self) -> bool:
         """Whether reading may start before the guard's check. Events must wait: after a loss other events may
         have their sequences, and what follows would not belong to what was read before."""
-        return self._stream != EVENTS or not self._connection.guarded
+        return self._number is None or not self._connection.guarded
 
     async def _ask_for_more(self) -> None:
         if self._outstanding > BATCH // 2 or self._broken:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchard.schemas.events import Event, MalformedEvent, decode_event
+from orchard.schemas.positions import stream_of
 from orchard.schemas.subjects import is_misplaced
 
 
@@ -14,9 +15,10 @@ class ApiError(msgspec.Struct):
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of the event stream. `event` is None when its bytes are no envelope."""
+    """A message of an event stream. `event` is None when its bytes are no envelope."""
 
     sequence: int
+    """Sequence over all streams (`orchard.schemas.positions`)."""
     subject: str
     time: datetime
     """Time when the stream stored it, in UTC."""
@@ -25,8 +27,11 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fact(self) -> Event | None:
-        """The event, unless it is an outcome beside its rollout's `done` subject."""
-        return None if self.event is None or is_misplaced(self.event, self.subject) else self.event
+        """The event, unless it is an outcome beside its rollout's `done` subject or stream."""
+        event = self.event
+        if event is None or is_misplaced(event, self.subject, stream_of(self.sequence)):
+            return None
+        return event
 
 
 def stored_event(sequence: int, subject: str, time: datetime, raw: bytes) -> StoredEvent:

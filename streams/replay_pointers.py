@@ -23,7 +23,8 @@ from orchard.schemas.replay_pointers import (
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import StreamsError
-from orchard.streams.reading import last_message, messages_at
+from orchard.streams.event_streams import events_at
+from orchard.streams.reading import last_message
 from orchard.streams.records import StoredEvent
 
 log = logging.getLogger(__name__)
@@ -90,9 +91,9 @@ class ReplayPointers:
     async def events(self, sequences: Sequence[int]) -> list[StoredEvent]:
         """Reads the events with these sequences, in their order, without those that are gone.
 
-        Reads nothing else of the stream, however many rollouts it holds. Raises as `messages_at` does.
+        Reads nothing else of the stream, however many rollouts it holds. Raises as `events_at` does.
         """
-        found = await messages_at(self._connection, names.EVENTS, sequences)
+        found = await events_at(self._connection, sequences)
         return [message.as_event for message in found]
 
     async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 
 from orchard.schemas.addresses import check_nats_urls, check_variable
+from orchard.schemas.positions import MOST_STREAMS
 from orchard.schemas.quantities import Count, Duration, Port, Size, Unit
 from orchard.schemas.queues import Queue
 
@@ -62,6 +63,9 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     event_max_bytes: Annotated[int, msgspec.Meta(ge=-1, le=2**53), Unit("bytes")] = -1
     """Size at which the event log refuses events, in bytes; nothing old is ever dropped, because old events
     are the fences that let each rollout have one outcome. -1: no limit but the disk's."""
+    event_streams: Annotated[int, msgspec.Meta(ge=1, le=MOST_STREAMS)] = 1
+    """Number of event streams over which a new campaign spreads its rollouts, each of which can be on another
+    server or disk. Campaigns that exist keep theirs; streams are never removed."""
     replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
     """Number of a cluster's servers that store each stream."""
 

@@ -15,13 +15,14 @@ and said so: others may not know of what is lost. And what one process finds los
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
 from nats.errors import Error as NatsError
 
 from orchard.schemas.decoding import Unreadable
+from orchard.schemas.positions import own_sequence
 from orchard.streams import guard_messages, names
 from orchard.streams.connection import Connection, SeenEvent
 from orchard.streams.errors import EventsForgotten, StoreRefused, StreamHeld, TopologyError
@@ -32,6 +33,7 @@ from orchard.streams.stream_state import (
     ExpectedStream,
     StreamInfo,
     StreamState,
+    called,
     empty,
     id_of,
     sentence,
@@ -92,8 +94,8 @@ class StreamGuard:
         self._settle = settle
         self.on_change = on_change
         self._expected: ExpectedStream | None = None
-        self._compared = False
-        """Whether the stream has the tables' last event."""
+        self._compared: set[int] = set()
+        """Streams that have the tables' last event."""
         self._restored: str | None = None
         """The stream's mark of its last restore, at the last look."""
         self._seen_whole = False
@@ -145,7 +147,7 @@ class StreamGuard:
 
     def _forget(self) -> None:
         """Forgets all findings: another server may have come with another stream."""
-        self._expected, self._compared = None, False
+        self._expected, self._compared = None, set()
         self._checked, self._unchecked_since = False, None
 
     async def _judge(self) -> tuple[str, str, str]:
@@ -154,9 +156,9 @@ class StreamGuard:
         try:
             if self._expected is None:
                 self._expected = await self._look()
-            newest = self._connection.newest  # before the answer: it may grow meanwhile
-            info = await guard_messages.ask(self._connection, f"STREAM.INFO.{names.EVENTS}", {}, StreamInfo)
-            held = await self._verdict(info, newest)
+            newest = dict(self._connection.newest)  # before the answers: it may grow meanwhile
+            infos = await self._infos()
+            held = await self._verdict(infos, newest)
         except TablesUnreadable as error:
             return (
                 f"whether the stream of events is whole cannot be seen ({error}), so nothing is published",
@@ -165,29 +167,44 @@ class StreamGuard:
             )
         if held:
             return held, "", ""
-        if info.state is not None and not await self._is_checked(info.state.last, newest):
+        begun = bool(newest) or any(info.state.last for info in infos if info.state is not None)
+        if infos[0].state is not None and not await self._is_checked(begun):
             return "", _WAITING, ""
-        return "", "", await self._fullness(info)
+        return "", "", await self._fullness(infos)
 
-    async def _verdict(self, info: StreamInfo, newest: SeenEvent | None) -> str:
+    async def _infos(self) -> list[StreamInfo]:
+        """Asks about each stream of events that the server, the tables or this process knows."""
         assert self._expected is not None
-        seen = 0 if newest is None else newest.sequence
-        if info.state is None:
-            if not self._expected.watermark and not seen:
-                return ""  # a new server: the topology is declared next
-            return (
-                "there is no stream of events, and the tables hold events up to "
-                f"{self._expected.watermark}, this process has seen {seen}: {REMEDY}"
-            )
-        if info.config.altered and (refused := await self._put_back()):
-            return refused
-        restored = info.config.metadata.get(names.RESTORED, "")
-        if self._restored not in (None, restored):
-            await self._recognize(info.state, newest)
+        known = max(1 + len(self._expected.others), self._connection.event_streams)
+        found: list[StreamInfo] = []
+        while len(found) < known:
+            api = f"STREAM.INFO.{names.stream_name(len(found))}"
+            found.append(await guard_messages.ask(self._connection, api, {}, StreamInfo))
+            known = max(known, found[0].config.event_streams)
+        self._connection.event_streams = known
+        return found
+
+    async def _verdict(self, infos: list[StreamInfo], newest: Mapping[int, SeenEvent]) -> str:
+        assert self._expected is not None
+        restored = infos[0].config.metadata.get(names.RESTORED, "")
+        if self._restored not in (None, restored) and all(info.state is not None for info in infos):
+            await self._recognize(infos, newest)
+        ended = ""
+        for stream, info in enumerate(infos):
+            expected, seen = self._expected.of(stream), newest.get(stream)
+            if info.state is None:
+                if stream == 0 and not expected.watermark and seen is None:
+                    return ""  # a new server: the topology is declared next
+                return (
+                    f"there is no {called(stream).removeprefix('the ')}, and the tables hold events up to "
+                    f"{expected.watermark}, this process has seen {_own(seen)}: {REMEDY}"
+                )
+            if info.config.altered(stream) and (refused := await self._put_back(stream)):
+                return refused
+            if not info.state.last and seen is None and expected.watermark:
+                return empty(expected.watermark, stream)
+            ended = ended or await self._without_end(stream, info.state, seen)
         self._restored = restored
-        if not info.state.last and not seen and self._expected.watermark:
-            return empty(self._expected.watermark)
-        ended = await self._without_end(info.state, newest)
         try:
             damage = await guard_messages.read_damage(self._connection)
         except Unreadable as error:
@@ -199,71 +216,78 @@ class StreamGuard:
         if ended and not known and self._seen_whole and not self._lost.is_set():
             # Another server's stream, to which this process was sent by mistake, it has never seen whole.
             await guard_messages.tell_damage(
-                self._connection, guard_messages.Damage(reason=sentence(ended), restored=restored)
+                self._connection, guard_messages.Damage(reason=ended, restored=restored)
             )
         if ended:
-            return sentence(ended)
+            return ended
         self._seen_whole = True
         if damage is not None and known:
             return damage.reason
-        return await self._holes(info.state)
-
-    async def _recognize(self, held: StreamState, newest: SeenEvent | None) -> None:
-        """Checks that a restored stream still has what this process saw; raises EventsForgotten."""
-        if newest is not None and await self._differs(held, newest):
-            text = (
-                f"the restored stream lacks event {newest.sequence}, which this process has seen: restarting "
-                "from the stream"
-            )
-            self._connection.judge(text, "")
-            raise EventsForgotten(text)
-        self._expected, self._compared = await self._look(), False
-
-    async def _without_end(self, held: StreamState, newest: SeenEvent | None) -> str:
-        """Says how the stream has lost its end; empty when it has it."""
-        assert self._expected is not None
-        if newest is not None and await self._differs(held, newest):
-            return (
-                shorter(held.last, 0, newest.sequence)
-                or f"has another event at {newest.sequence} than it had confirmed"
-            )
-        if found := shorter(held.last, self._expected.watermark, 0):
-            return found
-        if not self._compared and self._expected.last_id is not None:
-            data = await self._payload(self._expected.watermark)
-            if data is not None and id_of(data) not in (None, self._expected.last_id):
-                return f"has another event at {self._expected.watermark} than the tables"
-        self._compared = True
+        for stream, info in enumerate(infos):
+            if info.state is not None and (holes := await self._holes(stream, info.state)):
+                return holes
         return ""
 
-    async def _differs(self, held: StreamState, newest: SeenEvent) -> bool:
+    async def _recognize(self, infos: list[StreamInfo], newest: Mapping[int, SeenEvent]) -> None:
+        """Checks that the restored streams still have what this process saw; raises EventsForgotten."""
+        for stream, info in enumerate(infos):
+            seen = newest.get(stream)
+            if seen is not None and info.state is not None and await self._differs(stream, info.state, seen):
+                text = (
+                    f"the restored stream lacks event {_own(seen)}, which this process has seen: restarting "
+                    "from the stream"
+                )
+                self._connection.judge(text, "")
+                raise EventsForgotten(text)
+        self._expected, self._compared = await self._look(), set()
+
+    async def _without_end(self, stream: int, held: StreamState, newest: SeenEvent | None) -> str:
+        """Says in a sentence how a stream has lost its end; empty when it has it."""
+        assert self._expected is not None
+        expected = self._expected.of(stream)
+        found = ""
+        if newest is not None and await self._differs(stream, held, newest):
+            found = (
+                shorter(held.last, 0, _own(newest))
+                or f"has another event at {_own(newest)} than it had confirmed"
+            )
+        elif not (found := shorter(held.last, expected.watermark, 0)):
+            if stream not in self._compared and expected.last_id is not None:
+                data = await self._payload(stream, expected.watermark)
+                if data is not None and id_of(data) not in (None, expected.last_id):
+                    found = f"has another event at {expected.watermark} than the tables"
+            if not found:
+                self._compared.add(stream)
+        return sentence(found, stream) if found else ""
+
+    async def _differs(self, stream: int, held: StreamState, newest: SeenEvent) -> bool:
         """Whether an event that was seen is lost. One that is gone from the middle is a hole, or archived."""
-        if held.last < newest.sequence:
+        if held.last < _own(newest):
             return True
-        return await self._payload(newest.sequence) not in (None, newest.payload)
+        return await self._payload(stream, _own(newest)) not in (None, newest.payload)
 
-    async def _payload(self, sequence: int) -> bytes | None:
-        return await guard_messages.payload_of(self._connection, names.EVENTS, {"seq": sequence})
+    async def _payload(self, stream: int, sequence: int) -> bytes | None:
+        name = names.stream_name(stream)
+        return await guard_messages.payload_of(self._connection, name, {"seq": sequence})
 
-    async def _holes(self, held: StreamState) -> str:
+    async def _holes(self, stream: int, held: StreamState) -> str:
         assert self._expected is not None
-        if held.missing > self._expected.sealed:  # archiving may have gone on since the tables were read
+        if held.missing > self._expected.of(stream).sealed:  # archiving may have gone on since the last look
             self._expected = await self._look()
-        if held.missing > self._expected.sealed:
-            return sentence(
-                f"has no longer {held.missing - self._expected.sealed} of its events up to {held.last}"
-            )
+        if (missing := held.missing - self._expected.of(stream).sealed) > 0:
+            return sentence(f"has no longer {missing} of its events up to {held.last}", stream)
         return ""
 
-    async def _is_checked(self, last: int, newest: SeenEvent | None) -> bool:
-        """Whether a process, perhaps this one, has found the stream whole since the server was started."""
+    async def _is_checked(self, begun: bool) -> bool:
+        """Whether a process, perhaps this one, has found the streams whole since the server was started, or
+        they have no event yet."""
         if self._checked or await guard_messages.is_checked(self._connection):
             self._checked = True
             return True
         now = asyncio.get_running_loop().time()
         if self._unchecked_since is None:
             self._unchecked_since = now
-        if (last or newest) and now - self._unchecked_since < self._settle:
+        if begun and now - self._unchecked_since < self._settle:
             return False
         if self._lost.is_set():
             return False  # what was looked at is not what would get the mark
@@ -273,26 +297,28 @@ class StreamGuard:
             log.debug("%s", error)
         return self._checked
 
-    async def _put_back(self) -> str:
-        """Restores the rules that somebody changed on the stream; returns why not, if that is refused."""
-        log.warning("the rules of %s would drop or displace events: putting back our own", names.EVENTS)
+    async def _put_back(self, stream: int) -> str:
+        """Restores the rules that somebody changed on a stream; returns why not, if that is refused."""
+        name = names.stream_name(stream)
+        log.warning("the rules of %s would drop or displace events: putting back our own", name)
         try:
-            await declare_events(self._connection, self._settings)
+            await declare_events(self._connection, self._settings, stream)
         except TopologyError as error:
             return (
-                f"the rules of the stream {names.EVENTS} would drop or displace events, which lets rollouts "
+                f"the rules of the stream {name} would drop or displace events, which lets rollouts "
                 f"have two outcomes, and cannot be put back ({error}): set its discard policy to new, its "
                 "limits for messages to -1, its ages to 0, and no transform of subjects"
             )
         return ""
 
-    async def _fullness(self, info: StreamInfo) -> str:
-        limit, used = info.config.max_bytes, info.state.bytes if info.state else 0
-        if limit > 0 and used > limit * self._settings.full_share:
-            return (
-                f"the event log holds {used} of at most {limit} bytes, so nothing new is claimed: raise "
-                "nats.event_max_bytes, or make room with `orchard log archive`"
-            )
+    async def _fullness(self, infos: list[StreamInfo]) -> str:
+        for info in infos:
+            limit, used = info.config.max_bytes, info.state.bytes if info.state else 0
+            if limit > 0 and used > limit * self._settings.full_share:
+                return (
+                    f"the event log holds {used} of at most {limit} bytes, so nothing new is claimed: raise "
+                    "nats.event_max_bytes, or make room with `orchard log archive`"
+                )
         account = await guard_messages.ask(self._connection, "INFO", {}, AccountUsage)
         if 0 < account.limits.max_storage * self._settings.full_share < account.storage:
             return (
@@ -356,3 +382,8 @@ async def _passing(connection: Connection, seconds: float) -> None:
                 await asyncio.sleep(0.05)
     if not connection.trusted:
         raise StreamHeld(connection.held or connection.waiting or f"{connection.host} does not answer")
+
+
+def _own(seen: SeenEvent | None) -> int:
+    """Sequence of an event within its stream; 0 for none."""
+    return own_sequence(seen.sequence) if seen is not None else 0

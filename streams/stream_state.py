@@ -5,18 +5,29 @@ from typing import NamedTuple
 import msgspec
 
 from orchard.schemas.events import MalformedEvent, decode_event
-from orchard.streams.names import EVENT_SUBJECTS
+from orchard.streams.names import EVENT_STREAMS, EVENT_SUBJECTS, stored_subject, stream_name
+from orchard.streams.records import whole_number
 
 REMEDY = "run `orchard store restore-stream` (docs/runbooks/lost-stream-data.md)"
 
 
 class ExpectedStream(NamedTuple):
+    """What stream 0 of the events must hold, with what the others must."""
+
     watermark: int = 0
-    """Sequence up to which the tables hold every event."""
+    """Sequence in the stream up to which the tables hold every event."""
     sealed: int = 0
     """Number of events that archiving was allowed to remove from the stream."""
     last_id: str | None = None
     """Id of the event at the watermark, if it is known."""
+    others: tuple["ExpectedStream", ...] = ()
+    """The same of streams 1, 2, ..., as far as the tables know them."""
+
+    def of(self, stream: int) -> "ExpectedStream":
+        return self if not stream else self.others[stream - 1] if stream <= len(self.others) else _NOTHING
+
+
+_NOTHING = ExpectedStream()
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +60,17 @@ class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
 
     @property
-    def altered(self) -> bool:
+    def event_streams(self) -> int:
+        """Number of streams of events, according to stream 0."""
+        return whole_number(self.metadata.get(EVENT_STREAMS, "")) or 1
+
+    def altered(self, stream: int) -> bool:
         """Whether the server may drop an event by itself, store it elsewhere or refuse it although there is
         room: no version of Orchard has set these rules."""
         limits = (self.max_age, self.max_msgs, self.max_msgs_per_subject, self.max_msg_size)
         drops = self.max_bytes > 0 and self.discard == "old"
-        elsewhere = self.subject_transform is not None or EVENT_SUBJECTS not in self.subjects
+        own = stored_subject(EVENT_SUBJECTS, stream)
+        elsewhere = self.subject_transform is not None or own not in self.subjects
         return drops or elsewhere or self.no_ack or any(limit > 0 for limit in limits)
 
 
@@ -86,17 +102,24 @@ def shorter(last: int, watermark: int, newest: int) -> str:
     return ""
 
 
-def sentence(found: str) -> str:
+def called(stream: int) -> str:
+    return f"the stream {stream_name(stream)}" if stream else "the stream of events"
+
+
+def sentence(found: str, stream: int = 0) -> str:
     return (
-        f"the stream of events {found}: the NATS server has lost what it had acknowledged, so nothing is "
+        f"{called(stream)} {found}: the NATS server has lost what it had acknowledged, so nothing is "
         f"claimed or published; {REMEDY}"
     )
 
 
-def empty(watermark: int) -> str:
+def empty(watermark: int, stream: int = 0) -> str:
     """Says why a stream is empty although the tables have events: there are two possible reasons."""
+    found = "the stream of events of this NATS server is empty"
+    if stream:
+        found = found.replace(called(0), called(stream))
     return (
-        f"the stream of events of this NATS server is empty and the tables hold events up to {watermark}: "
+        f"{found} and the tables hold events up to {watermark}: "
         "the server is not this store's (start with the --state or --nats that it was written with), or it "
         f"has lost everything ({REMEDY}); nothing is claimed or published"
     )

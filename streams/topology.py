@@ -66,7 +66,7 @@ def stream_configs(settings: NatsSettings) -> list[api.StreamConfig]:
             allow_rollup_hdrs=True,
             **direct,
         ),
-        events_config(settings),
+        *(events_config(settings, stream) for stream in reversed(range(settings.event_streams))),
         _stream(
             settings,
             names.DEAD,
@@ -146,14 +146,14 @@ def memory_configs(settings: NatsSettings) -> list[api.StreamConfig]:
     ]
 
 
-def events_config(settings: NatsSettings) -> api.StreamConfig:
-    """Configures the stream of events. No limit of it drops an event: the newest ones on `done` and `started`
+def events_config(settings: NatsSettings, stream: int = 0) -> api.StreamConfig:
+    """Configures a stream of events. No limit of it drops an event: the newest ones on `done` and `started`
     subjects are the fences that let a rollout have one outcome and each attempt a number of its own."""
     return _stream(
         settings,
-        names.EVENTS,
+        names.stream_name(stream),
         "Whatever happened; full means refused, never dropped",
-        names.EVENT_SUBJECTS,
+        names.stored_subject(names.EVENT_SUBJECTS, stream),
         discard=api.DiscardPolicy.NEW,
         max_bytes=settings.event_max_bytes,
         max_msgs=-1,
@@ -230,14 +230,38 @@ async def declare(
     with _refusals(connection):
         for stream in stream_configs(settings):
             await _declare_stream(connection, stream)
+        await _count_streams(connection, settings.event_streams)
         for stream_name, consumer in consumer_configs(settings, queues, teams):
             await _declare_consumer(connection, stream_name, consumer)
 
 
-async def declare_events(connection: Connection, settings: NatsSettings) -> None:
-    """Declares the stream of events alone; raises as `declare` does."""
+async def declare_events(connection: Connection, settings: NatsSettings, stream: int = 0) -> None:
+    """Declares one stream of events alone; raises as `declare` does."""
     with _refusals(connection):
-        await _declare_stream(connection, events_config(settings))
+        await _declare_stream(connection, events_config(settings, stream))
+
+
+async def declare_streams(connection: Connection, settings: NatsSettings, known: int) -> None:
+    """Declares all streams of events, of which there were `known` or more; raises as `declare` does."""
+    count = max(settings.event_streams, known)
+    with _refusals(connection):
+        for stream in reversed(range(count)):
+            await _declare_stream(connection, events_config(settings, stream))
+        await _count_streams(connection, count)
+
+
+async def _count_streams(connection: Connection, wanted: int) -> None:
+    """Writes on stream 0 that there are so many streams of events, once all of them exist. Readers go by it;
+    it never falls, because campaigns and fences stay where they are."""
+    if wanted == 1:
+        return
+    jetstream = connection.jetstream
+    config = (await jetstream.stream_info(names.EVENTS)).config
+    metadata = config.metadata or {}
+    if int(metadata.get(names.EVENT_STREAMS, 1)) < wanted:
+        log.info("new campaigns have %d streams of events", wanted)
+        config.metadata = metadata | {names.EVENT_STREAMS: str(wanted)}
+        await jetstream.update_stream(config)
 
 
 async def declare_memory(connection: Connection, settings: NatsSettings) -> None:

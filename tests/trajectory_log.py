@@ -47,8 +47,8 @@ def called(message: dict[str, Any]) -> tuple[ToolCall, ...]:
 class Author:
     """Writes rollouts as a worker would, message by message, one turn a command."""
 
-    def __init__(self, campaign: str = CAMPAIGN) -> None:
-        self.campaign = campaign
+    def __init__(self, campaign: str = CAMPAIGN, streams: int = 1) -> None:
+        self.campaign, self.streams = campaign, streams
         self._made = 0
 
     def event(self, data: msgspec.Struct, rollout: str, attempt: int | None = 1) -> e.Event:
@@ -86,7 +86,7 @@ class Author:
         submission: str = "diff",
     ) -> list[e.Event]:
         """From request to outcome; `messages`, as the chat API has them, in place of a turn a command."""
-        rollout = rollout_id(self.campaign, task, "mini-swe-agent", "m", sample)
+        rollout = rollout_id(self.campaign, task, "mini-swe-agent", "m", sample, self.streams)
         ref = TaskRef(
             task_id=task, source="swe-bench", repo=repo, blob=blob or BlobRef(sha256="0" * 64, size=1)
         )

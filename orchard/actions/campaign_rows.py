@@ -9,6 +9,7 @@ import duckdb
 
 from orchard.actions.abort_reasons import FORM
 from orchard.pipelines.campaigns.scores import Score, Tally, score
+from orchard.schemas.positions import Position
 from orchard.storage.reader import open_tables, rows
 from orchard.storage.spending import Spent, spent_in
 
@@ -161,7 +162,7 @@ def read_rows(
     campaigns: list[str],
     running: list[str],
     capped: list[str],
-    up_to: int,
+    up_to: Position,
     sources: Sources = STORED,
 ) -> CampaignRows:
     """Runs all queries; `running` are rollouts that an attempt runs at, `capped` campaigns with a cap."""

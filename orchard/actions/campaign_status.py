@@ -28,14 +28,16 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import HeardReport, ProcessReport, alive, sick
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.positions import START, stream_of
 from orchard.schemas.protection import Protected
 from orchard.storage.reader import position
 from orchard.storage.spending import Spent
 from orchard.streams import names
 from orchard.streams.connection import Connection
+from orchard.streams.event_streams import log_end, next_event
 from orchard.streams.health import reports
 from orchard.streams.queued import ahead_of, running_now
-from orchard.streams.reading import bounds, consumers, next_message, server_time, subject_count, subjects
+from orchard.streams.reading import bounds, consumers, server_time, subject_count, subjects
 
 
 class State(StrEnum):
@@ -291,7 +293,7 @@ def recorded(tables: duckdb.DuckDBPyConnection, sources: Sources = STORED) -> li
         )
         for name, digest, sha256, size, state, reason in result
     }
-    rows = read_rows(tables, list(records), [], [], 0, sources)
+    rows = read_rows(tables, list(records), [], [], START, sources)
     return [_view(name, record, rows, InQueues(), "", ()) for name, record in records.items()]
 
 
@@ -390,19 +392,21 @@ async def _pipeline(
 ) -> PipelineView:
     written, events, dead, delayed, rests, teams = await asyncio.gather(
         asyncio.to_thread(position, session.config.store),
-        bounds(connection, names.EVENTS),
+        log_end(connection),
         subject_count(connection, names.DEAD),
         bounds(connection, names.LATER),
         rest_sentences(connection),
         team_views(connection, work_queues, session.config.teams),
     )
-    lag = max(events.last - written, 0)
+    lag = events.joined(written).events - written.events
     seconds = 0.0
-    if lag:
-        oldest = await next_message(connection, names.EVENTS, written + 1, names.EVENT_SUBJECTS)
-        if oldest is not None:
-            now = await server_time(connection, names.EVENTS)
-            seconds = max((now - oldest.time).total_seconds(), 0.0)
+    for sequence in events:
+        if not written.covers(sequence):
+            after = written.last(stream_of(sequence)) + 1
+            oldest = await next_event(connection, after, names.EVENT_SUBJECTS)
+            if oldest is not None:
+                now = await server_time(connection, names.EVENTS)
+                seconds = max((now - oldest.time).total_seconds(), seconds)
     return PipelineView(
         lag_events=lag,
         lag_seconds=seconds,

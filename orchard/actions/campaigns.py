@@ -32,11 +32,10 @@ from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignStat
 from orchard.schemas.health import alive
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables, position
-from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
+from orchard.streams.event_streams import log_end
 from orchard.streams.health import reports
-from orchard.streams.reading import bounds
 from orchard.streams.topology import declare
 
 if TYPE_CHECKING:
@@ -195,12 +194,12 @@ async def follow_campaign(session: Session, name: str, every: float) -> AsyncIte
     took back. Raises ConfigError for a name that no campaign has.
     """
     async with session.reading_connection("watch") as connection:
-        book, before = CampaignBook(connection), (await bounds(connection, names.EVENTS)).last
+        book, before = CampaignBook(connection), await log_end(connection)
         queues: dict[str, str] = {}
         looks = 0
         while (known := await book.get(name)) is not None:
             records = {name: known[0]}
-            current = await asyncio.to_thread(position, session.config.store) >= before
+            current = (await asyncio.to_thread(position, session.config.store)).reaches(before)
             queues = queues or await _queues(session, records)
             status = await read_status(session, connection, records, queues)
             yield status

@@ -14,6 +14,7 @@ from orchard.pipelines.datasets.manifest import Manifest
 from orchard.schemas.datasets import DatasetBuilt
 from orchard.schemas.events import make_event
 from orchard.schemas.identity import digest
+from orchard.schemas.positions import Position
 from orchard.streams.entries import QueueEntry
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
@@ -38,11 +39,13 @@ async def announce(session: Session, manifest: Manifest, seconds: float) -> bool
     """Records the build in the log, with its manifest as a blob; False if this machine has no stream of
     the store."""
     blob = session.blobs.put(msgspec.json.encode(manifest), "application/json")
+    reached = Position.of(manifest.range.last)
     data = DatasetBuilt(
         name=manifest.name,
         sha256=manifest.sha256,
         first_sequence=manifest.range.first,
-        last_sequence=manifest.range.last,
+        last_sequence=reached.last(0),
+        last_sequences=tuple(reached) if len(reached) > 1 else (),
         code_version=manifest.code_version,
         config_hash=manifest.config_hash,
         rows=manifest.rows,

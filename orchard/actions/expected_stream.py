@@ -1,7 +1,9 @@
-"""What the event stream must contain according to the tables; used by `streams.stream_check`."""
+"""What the event streams must contain according to the tables; used by `streams.stream_check`."""
 
 import asyncio
+from collections import Counter
 
+from orchard.schemas.positions import own_sequence
 from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import log_end
@@ -19,6 +21,12 @@ async def expected(store_url: str, archive: ArchiveSettings) -> ExpectedStream:
 
 
 def _expected(store_url: str, archive: ArchiveSettings) -> ExpectedStream:
-    sealed = sum(part.removed for part in ArchiveFiles(archive_url(store_url, archive)).parts())
-    watermark, last_id = log_end(store_url)
-    return ExpectedStream(watermark, sealed, last_id)
+    sealed: Counter[int] = Counter()
+    for part in ArchiveFiles(archive_url(store_url, archive)).parts():
+        sealed[part.stream] += part.removed
+    watermark, last_ids = log_end(store_url)
+    first, *others = (
+        ExpectedStream(own_sequence(watermark.last(stream)), sealed[stream], last_ids.get(stream))
+        for stream in range(max(len(watermark), 1))
+    )
+    return first._replace(others=tuple(others))

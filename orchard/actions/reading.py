@@ -21,6 +21,7 @@ from orchard.pipelines.evaluation.results import Cell, CellComparison, paired
 from orchard.pipelines.trajectories.reading import stored_node
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import MessageNode
+from orchard.schemas.positions import PlainPosition, Position
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables, refresh
 
@@ -54,13 +55,14 @@ class TreeNode:
 class Log:
     """A store opened for reading, also while a pipeline writes to it; a context manager."""
 
-    def __init__(self, store: str = ".orchard", *, as_of: int | None = None) -> None:
-        """Opens a directory or `s3://BUCKET/PREFIX`; with `as_of`, the state at that sequence.
+    def __init__(self, store: str = ".orchard", *, as_of: PlainPosition | None = None) -> None:
+        """Opens a directory or `s3://BUCKET/PREFIX`; with `as_of`, the state at that sequence, or at the last
+        sequences of all event streams.
 
         Raises StorageError where there is no store.
         """
-        self.store, self._as_of = store, as_of
-        self._tables = open_tables(store, as_of=as_of)
+        self.store, self._as_of = store, None if as_of is None else Position.of(as_of)
+        self._tables = open_tables(store, as_of=self._as_of)
         index_views(self._tables)
         self._blobs = BlobStore(store)
 

@@ -18,6 +18,7 @@ from orchard.actions import rollout_queries as queries
 from orchard.actions.attempt_ranges import FOREVER, AttemptRange, QueryRange, attempt_ranges, by_rollout, once
 from orchard.actions.rollout_turns import ShownPicture, ShownTurn, path_to, pictures_of, turns_of
 from orchard.pipelines.values.curves import RiseSegment, rise_segments
+from orchard.schemas.positions import stream_of
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import Row, one, rows, within
 
@@ -250,14 +251,18 @@ def events(tables: duckdb.DuckDBPyConnection, rollout: str, after: int) -> tuple
     """Reads at most EVENTS events of a rollout after a sequence, and the sequence to continue after.
 
     First those from its request to its outcome, which lie together; what came later, such as values, is
-    looked for in all of the log.
+    looked for in all of the log. Verdicts on a rollout of another stream are in stream 0, before all that.
     """
     asked = one(tables, queries.ASKED, {"ids": [rollout]}) or {"sequence": 0, "ended": None}
     first, outcome = asked["sequence"], asked["ended"]
+    found: list[Row] = []
+    if stream_of(first) and after < first - 1:
+        query = within(tables, queries.EVENTS, after, first - 1)
+        found = rows(tables, query, {"id": rollout, "after": after, "limit": EVENTS + 1})
     after = max(after, first - 1)
     until = outcome if outcome is not None and after < outcome else FOREVER
     query = within(tables, queries.EVENTS, after, until)
-    found = rows(tables, query, {"id": rollout, "after": after, "limit": EVENTS + 1})
+    found += rows(tables, query, {"id": rollout, "after": after, "limit": EVENTS + 1})
     if len(found) > EVENTS:
         return found[:EVENTS], found[EVENTS - 1]["sequence"]
     return found, outcome if until == outcome else None

@@ -11,6 +11,7 @@ from pathlib import Path
 import duckdb
 
 from orchard.actions.campaign_rows import Sources
+from orchard.schemas.positions import START, Position
 
 _ENDED = """
 select sequence, time, campaign, rollout_id, attempt, task_id, task_source, repo, harness, model, model_kind,
@@ -55,7 +56,7 @@ class RolloutIndex:
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="orchard-page-")
         self._connection = connection
-        self._upto = 0
+        self._upto = START
         connection.execute(f"attach '{Path(self._folder.name, 'page.duckdb')}' as indexed")
         connection.execute(f"create table indexed.ended as {_ENDED} where false")
         connection.execute(f"create table indexed.asked as {_ASKED} where false")
@@ -63,35 +64,31 @@ class RolloutIndex:
         connection.execute(f"create table indexed.events as {_EVENTS} and false")
         connection.execute(f"create table indexed.reviews as {_REVIEWS} where false")
 
-    def follow(self, position: int) -> None:
+    def follow(self, position: Position) -> None:
         """Adds the rows that the tables have received since the last call, up to `position`."""
         run = self._connection.execute
-        if position < self._upto:  # another store is in its place
+        if not position.reaches(self._upto):  # another store is in its place
             for table in ("ended", "asked", "attempts", "events", "reviews"):
                 run(f"delete from indexed.{table}")
-            self._upto = 0
+            self._upto = START
+        new = f"not {self._upto.sql()}"
         run("begin")
         try:
             run(
                 "delete from indexed.ended where sequence in "
-                "(select superseded_sequence from tables.reopenings_all where sequence > $upto)",
-                {"upto": self._upto},
+                f"(select superseded_sequence from tables.reopenings_all where {new})"
             )
-            run(f"insert into indexed.ended {_ENDED} where sequence > $upto", {"upto": self._upto})
+            run(f"insert into indexed.ended {_ENDED} where {new}")
             run(
-                f"insert into indexed.asked {_ASKED} new where sequence > $upto and not exists "
+                f"insert into indexed.asked {_ASKED} new where {new} and not exists "
                 "(select 1 from indexed.asked old where old.rollout_id = new.rollout_id) "
-                "qualify row_number() over (partition by rollout_id order by sequence) = 1",
-                {"upto": self._upto},
+                "qualify row_number() over (partition by rollout_id order by sequence) = 1"
             )
-            run(f"insert into indexed.attempts {_ATTEMPTS} where sequence > $upto", {"upto": self._upto})
-            run(
-                f"insert into indexed.events {_EVENTS} and sequence between $upto + 1 and $position",
-                {"upto": self._upto, "position": position},
-            )
-            noted = "select rollout_id from tables.notes_all where sequence > $upto"
-            run(f"delete from indexed.reviews where rollout_id in ({noted})", {"upto": self._upto})
-            run(f"insert into indexed.reviews {_REVIEWS} where rollout_id in ({noted})", {"upto": self._upto})
+            run(f"insert into indexed.attempts {_ATTEMPTS} where {new}")
+            run(f"insert into indexed.events {_EVENTS} and {new} and {position.sql()}")
+            noted = f"select rollout_id from tables.notes_all where {new}"
+            run(f"delete from indexed.reviews where rollout_id in ({noted})")
+            run(f"insert into indexed.reviews {_REVIEWS} where rollout_id in ({noted})")
             run("commit")
         except BaseException:
             run("rollback")

@@ -17,10 +17,9 @@ from orchard.configuration.config import Config, ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST, RunFiles, UpRecord, running
 from orchard.schemas.access import Principal, UserRole
 from orchard.storage.durable import sync_file_system
-from orchard.streams import names
 from orchard.streams.connection import Connection, connect
 from orchard.streams.disk_space import disk_shortage
-from orchard.streams.reading import bounds
+from orchard.streams.event_streams import log_end
 from orchard.streams.server import embedded
 from orchard.streams.stream_check import SETTLE_SECONDS, StreamGuard, guarded
 from orchard.streams.stream_state import ExpectedStream
@@ -186,13 +185,14 @@ class Session:
         `patience` seconds, if a writer may run."""
         from orchard.storage.reader import position  # as for `blobs`
 
-        last = (await bounds(connection, names.EVENTS)).last
+        last = await log_end(connection)
         served = bool(self.config.nats.url or self.up())
         deadline = time.monotonic() + patience * served
-        while (behind := last - await asyncio.to_thread(position, self.config.store)) > 0:
+        while not (written := await asyncio.to_thread(position, self.config.store)).reaches(last):
             if time.monotonic() >= deadline:
                 where = f"the stream at {self.nats_url()}" if served else f"{self.directory / 'nats'}"
                 run = "`orchard up`, or `orchard writer`" if served else "`orchard up`"
+                behind = last.joined(written).events - written.events
                 return (
                     f"{behind} events wait in {where}, from where a writer brings them into the tables of "
                     f"{self.config.store}: start {run}"

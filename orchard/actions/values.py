@@ -16,6 +16,7 @@ from orchard.pipelines.values.requests import QUEUE, Asking, layer_cost, offer, 
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.events import Event, payload
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.positions import Position
 from orchard.schemas.requests import InvalidRequest, read_annotation_request
 from orchard.schemas.values import AnnotationFacts, AnnotationFailed, AnnotationRequest
 from orchard.storage.reader import open_tables, position
@@ -187,9 +188,9 @@ def _buried(letters: Iterable[DeadLetter]) -> dict[str, str]:
     return found
 
 
-def _judged(store: str, annotators: set[str], since: int) -> set[str]:
-    """Rollouts that the layers judged after this sequence of the log: an older verdict may be asked again."""
-    query = "select rollout_id from values_all where list_contains($names, annotator) and sequence > $since"
+def _judged(store: str, annotators: set[str], since: Position) -> set[str]:
+    """Rollouts that the layers judged after this position of the log: an older verdict may be asked again."""
+    query = f"select rollout_id from values_all where list_contains($names, annotator) and not {since.sql()}"
     with open_tables(store) as tables:
-        rows = tables.execute(query, {"names": sorted(annotators), "since": since}).fetchall()
+        rows = tables.execute(query, {"names": sorted(annotators)}).fetchall()
     return {row[0] for row in rows}

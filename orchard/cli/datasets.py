@@ -28,6 +28,7 @@ from orchard.pipelines.datasets.settings import read_settings
 from orchard.pipelines.domain import domains, offered
 from orchard.pipelines.tasks.left_out import LeftOut, insist
 from orchard.processes.signals import call_on_signals
+from orchard.schemas.positions import PlainPosition, Position
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
 from orchard.streams.consumer import WorkerLifetime, share_of
@@ -95,8 +96,12 @@ def build(
     config: Annotated[Path, typer.Argument(help="TOML file that describes the dataset.")],
     out: Annotated[Path, typer.Option(help="Directory that the dataset is written to.")],
     as_of: Annotated[
-        int | None,
-        typer.Option(help="Last sequence of the log that is read.", show_default="the newest", min=1),
+        str | None,
+        typer.Option(
+            help="Last sequence of the log that is read; of several event streams those of all, separated by "
+            "commas.",
+            show_default="the newest",
+        ),
     ] = None,
     processes: Annotated[int, typer.Option(help="Processes that make shards.", min=1)] = os.cpu_count() or 1,
     through_queue: Annotated[
@@ -117,7 +122,7 @@ def build(
             session.config.store,
             settings,
             out,
-            as_of=as_of,
+            as_of=None if as_of is None else _position(as_of),
             processes=processes,
             progress=partial(told.progress, settings.name),
             warn=warn,
@@ -221,7 +226,7 @@ def why(
     session: Session = context.obj
     found, manifest = find_row(dataset, row), read_manifest(dataset)
     with open_tables(session.config.store) as tables:
-        events = origin(tables, found, manifest.range.last)
+        events = origin(tables, found, Position.of(manifest.range.last))
     facts = {name: getattr(found, name) for name in RowFacts.__struct_fields__ if name != "events"}
     if as_json and events:
         print_facts(RowFacts(**facts, events=[OriginEvent(*event) for event in events]))
@@ -257,10 +262,20 @@ def tokenizer(
     console.print(f"[bold green]trained[/] {out}: {len(made)} tokens", highlight=False)
 
 
+def _position(text: str) -> PlainPosition:
+    """Raises typer.BadParameter."""
+    try:
+        return Position.parse(text).plain
+    except ValueError:
+        raise typer.BadParameter(
+            f"--as-of is {text!r}: give a sequence, or those of all event streams as in 120,98"
+        ) from None
+
+
 def _show(manifest: Manifest) -> None:
     facts = [
         ("sha256", manifest.sha256),
-        ("range", f"{manifest.range.first} to {manifest.range.last}"),
+        ("range", f"{manifest.range.first} to {Position.of(manifest.range.last)}"),
         ("rows", f"{manifest.rows:,} ({manifest.resolved:,} resolved) in {len(manifest.shards)} shards"),
         ("tokens", f"{manifest.tokens:,}, of which {manifest.trained_tokens:,} train"),
         ("tokenizer", manifest.tokenizer),

@@ -164,14 +164,13 @@ async def _status(session: Session) -> LogFacts:
         capacity = await event_capacity(connection)
         book = await CampaignBook(connection).list()
     parts = await asyncio.to_thread(shelf.parts)
-    through: dict[str, int] = {}
     sealed: dict[str, Size] = {}
     for part in parts:
         manifest = await asyncio.to_thread(shelf.manifest, part)
         before = sealed.get(part.campaign, Size())
         sealed[part.campaign] = Size(before.events + manifest.events, before.bytes + manifest.bytes)
-        through[part.campaign] = manifest.through
-    live = await asyncio.to_thread(sizes, session.config.store, through)
+    reached = await asyncio.to_thread(shelf.reached)
+    live = await asyncio.to_thread(sizes, session.config.store, reached)
     ended = await asyncio.to_thread(_outcomes, session.config.store)
     rows = []
     # Payloads are not all that a message is: what the tables say is scaled to what the stream holds.

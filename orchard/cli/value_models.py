@@ -53,7 +53,7 @@ def train(
             labels="measured" if measured else "outcomes",
             without=held_out,
             seed=seed,
-            as_of=position(session.config.store),
+            as_of=position(session.config.store).plain,
         )
     judged = manifest.held_out
     order = "no pairs to judge it by" if judged.ordered is None else f"{judged.ordered:.1%} in their order"

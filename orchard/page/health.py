@@ -6,20 +6,21 @@ import duckdb
 
 from orchard.actions.abort_reasons import FORM, remedy, shortened
 from orchard.schemas.health import HeardReport, alive
+from orchard.schemas.positions import Position, own_sequence
 from orchard.storage.reader import Row, rows
 from orchard.streams.connection import Connection
 from orchard.streams.health import reports
 from orchard.workers.attempts.deadletters import DeadLetters
 
 RECENT = 50_000
-"""Number of newest sequences from which latencies are computed."""
+"""Number of newest sequences, of each event stream, from which latencies are computed."""
 LETTERS = 100
 
 _ENDPOINTS = """
 select endpoint, model, count(*) as calls, approx_quantile(seconds, 0.5) as p50,
        approx_quantile(seconds, 0.95) as p95, sum(tries - 1)::bigint as retries,
        sum(completion_tokens) / nullif(sum(seconds), 0) as tokens_per_second
-from tables.llm_calls_all where sequence > $from group by all order by calls desc limit 50
+from tables.llm_calls_all where {new} group by all order by calls desc limit 50
 """
 _UNREADABLE = "select sequence, type, reason from tables.unreadable_all order by sequence desc limit 50"
 _CAUSES = f"""
@@ -53,15 +54,15 @@ class PipelineHealth:
     letters: list[ShownDeadLetter] = field(default_factory=list)
 
 
-def recorded(tables: duckdb.DuckDBPyConnection, position: int) -> PipelineHealth:
+def recorded(tables: duckdb.DuckDBPyConnection, position: Position) -> PipelineHealth:
     """Reads the tables' part."""
     causes = [
         {**row, "detail": shortened(row["detail"]), "remedy": remedy(row["cause"])}
         for row in rows(tables, _CAUSES)
     ]
-    return PipelineHealth(
-        rows(tables, _ENDPOINTS, {"from": max(position - RECENT, 0)}), rows(tables, _UNREADABLE), causes
-    )
+    before = Position(last - min(own_sequence(last), RECENT) for last in position)
+    endpoints = rows(tables, _ENDPOINTS.format(new=f"not {before.sql()}"))
+    return PipelineHealth(endpoints, rows(tables, _UNREADABLE), causes)
 
 
 async def heard(known: PipelineHealth, connection: Connection) -> PipelineHealth:

@@ -178,7 +178,7 @@ class Overviews:
         """Shows processes, lag, dead letters and endpoints."""
         overview = await self._site.watch.newest()
         live = ("version", overview.version)
-        found = await self._site.tables.ask(recorded, overview.position)
+        found = await self._site.tables.ask(recorded, self._site.tables.reached)
         if (connection := self._site.watch.connection) is not None:
             try:
                 async with asyncio.timeout(PATIENCE_SECONDS):

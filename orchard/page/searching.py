@@ -13,6 +13,7 @@ from orchard.page import texts
 from orchard.page.outline import command_of
 from orchard.page.rollouts import (
     EQUAL,
+    BadFilter,
     Query,
     RowsPage,
     SearchSummary,
@@ -22,6 +23,7 @@ from orchard.page.rollouts import (
     turn_range,
 )
 from orchard.page.search_index import SearchIndex, WordQuery, words_of
+from orchard.schemas.positions import Position
 from orchard.storage.reader import Row, rows, within
 
 _LETTERS = """(contains(lower(content), lower($text)) or contains(lower(reasoning), lower($text))
@@ -68,7 +70,7 @@ class SearchAnswer:
 
 
 def answer(
-    tables: duckdb.DuckDBPyConnection, search_index: SearchIndex, query: Query, position: int
+    tables: duckdb.DuckDBPyConnection, search_index: SearchIndex, query: Query, position: Position
 ) -> SearchAnswer:
     """Answers a query. Words, tools and failed tests are found by the text index, which first continues
     towards `position`. Raises BadFilter."""
@@ -87,8 +89,13 @@ def answer(
         where.append(f"rollout_id in (select rollout_id from tables.messages_all where {letters})")
         wanted = WordQuery(failing=wanted.failing)
     if wanted.asks:
-        complete = search_index.step(tables, position)
-        read = 1.0 if complete else search_index.upto / position
+        if len(position) > 1:
+            raise BadFilter(
+                "the log has several event streams, of which there is no index of words: filter by columns, "
+                "or search with `orchard sql`"
+            )
+        complete = search_index.step(tables, position.last(0))
+        read = 1.0 if complete else search_index.upto / position.last(0)
         tables.register("_among", pa.table({"sequence": search_index.rollouts(wanted)}))
         where.append(_AMONG)
     which = " and ".join(where)

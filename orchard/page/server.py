@@ -43,6 +43,7 @@ from orchard.pipelines.campaigns.commands import CampaignError
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.schemas.addresses import check_base_path
 from orchard.schemas.blobs import BlobRef
+from orchard.schemas.positions import Position
 from orchard.storage.errors import StorageError
 from orchard.streams.errors import StreamsError
 from orchard.streams.tasks import end
@@ -75,9 +76,9 @@ class PageSite:
         self.renderer = Renderer(session.config.store)
         self.search_index = SearchIndex(session.config.store, RunFiles(session.directory).search_index)
         self._reading: asyncio.Task[None] | None = None
-        self._facts: tuple[int, dict[str, CampaignFacts]] = (-1, {})
+        self._facts: tuple[Position | None, dict[str, CampaignFacts]] = (None, {})
         """Facts of the campaigns, with the position of the tables that they were read at."""
-        self._choices: tuple[int, dict[str, list[str]]] = (-1, {})
+        self._choices: tuple[Position | None, dict[str, list[str]]] = (None, {})
         """Values of the filters, read at such a position too."""
         self._stopping = asyncio.Event()
 
@@ -126,8 +127,9 @@ class PageSite:
 
     async def _read_words(self) -> None:
         """Runs steps of the index until it has all messages; other queries run between them."""
-        while not await self.tables.ask(self.search_index.step, await self.tables.position()):
-            pass
+        await self.tables.position()
+        while not await self.tables.ask(self.search_index.step, self.tables.reached.last(0)):
+            await self.tables.position()
 
     def acting(self, request: web.Request) -> Session:
         """The session of the user who sent a request that changes something."""
@@ -148,7 +150,7 @@ class PageSite:
 
     async def rollouts(self, request: web.Request) -> web.Response:
         query, live = Query.of(request.query), await self.live_log()
-        found = await self.tables.ask(searching.answer, self.search_index, query, live[1])
+        found = await self.tables.ask(searching.answer, self.search_index, query, self.tables.reached)
         if self._choices[0] != self.tables.reached:
             self._choices = self.tables.reached, await self.tables.ask(searching.choices)
         if found.read < 1 and (self._reading is None or self._reading.done()):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import duckdb
 
 from orchard.actions.rollout_index import RolloutIndex
+from orchard.schemas.positions import START, Position
 from orchard.storage.reader import open_tables, position, refresh
 
 T = TypeVar("T")
@@ -33,13 +34,13 @@ class Tables:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tables")
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._index: RolloutIndex | None = None
-        self._position = -1
+        self._position: Position | None = None
         self._looked = 0.0
 
     @property
-    def reached(self) -> int:
+    def reached(self) -> Position:
         """Position of the tables at the last query."""
-        return self._position
+        return self._position or START
 
     async def ask(self, work: Callable[..., T], *arguments: Any) -> T:
         """Runs `work(connection, *arguments)` on the tables' thread. Raises StorageError, and what `work`
@@ -47,7 +48,7 @@ class Tables:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._do, work, arguments)
 
     async def position(self) -> int:
-        """Sequence up to which the tables are complete; -1 without a store."""
+        """Number of events up to which the tables are complete: another one means that there is news."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._look)
 
     async def close(self) -> None:
@@ -62,18 +63,18 @@ class Tables:
     def _do(self, work: Callable[..., T], arguments: Sequence[Any]) -> T:
         self._look()
         if self._connection is None:
-            connection = open_tables(self.store, as_of=self._position, memory=MEMORY)
+            connection = open_tables(self.store, as_of=self.reached, memory=MEMORY)
             for setting in SETTINGS:
                 connection.execute(setting)
             index = RolloutIndex(connection)
-            index.follow(self._position)
+            index.follow(self.reached)
             self._connection, self._index = connection, index
         return work(self._connection, *arguments)
 
     def _look(self) -> int:
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
-            return self._position
+            return self.reached.events
         found = position(self.store)
         if found != self._position and self._connection is not None:
             # Up to there alone: what is committed meanwhile would be in the index now and again next time.
@@ -81,4 +82,4 @@ class Tables:
             if self._index is not None:
                 self._index.follow(found)
         self._position, self._looked = found, time.monotonic()
-        return found
+        return found.events

@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from orchard.configuration.config import ConfigError, load
+from orchard.schemas.positions import MOST_OWN, STREAM_BITS
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import open_tables
 
@@ -90,8 +91,9 @@ FAMILIES = {
         "select step, '0.95' as quantile, quantile_cont(seconds, 0.95) from steps group by all",
     ),
     "orchard_log_position": (
-        "Sequence in the stream of the last event that the tables have.",
-        "select coalesce(max(sequence), 0) from events",
+        "Sequence in the stream of the last event that the tables have, summed over the streams of events.",
+        "select coalesce(sum(last), 0) from "
+        f"(select max(sequence) & {MOST_OWN} as last from events group by sequence >> {STREAM_BITS})",
     ),
 }
 """Help text of each family, and a query for its labels and value."""

@@ -15,11 +15,10 @@ from orchard.processes.signals import run_until, stop_on_signals
 from orchard.storage.campaigns import restore_campaigns
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import position
-from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import CampaignConflict
+from orchard.streams.event_streams import log_end
 from orchard.streams.health import reporting
-from orchard.streams.reading import bounds
 from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.workers.attempts.queue_maintenance import maintain_queues
@@ -71,9 +70,11 @@ async def keep_book(store_url: str, connection: Connection) -> None:
     while True:
         await look.wait()
         look.clear()
-        last = (await bounds(connection, names.EVENTS)).last
+        last = await log_end(connection)
         try:
-            while not look.is_set() and await asyncio.to_thread(position, store_url) < last:
+            while not look.is_set():
+                if (await asyncio.to_thread(position, store_url)).reaches(last):
+                    break
                 await asyncio.sleep(BEHIND_SECONDS)
             if look.is_set():
                 continue

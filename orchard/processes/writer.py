@@ -53,7 +53,7 @@ async def _write_while_whole(
     writer = Writer(config.store, connection, config.writer, config.archive)
 
     def look(report: ProcessReport) -> ProcessReport:
-        return msgspec.structs.replace(report, numbers={"position": float(writer.position)})
+        return msgspec.structs.replace(report, numbers={"position": float(writer.position.events)})
 
     async with reporting(connection, "writer", "writer", look), asyncio.TaskGroup() as tasks:
         archiving = None
@@ -63,7 +63,7 @@ async def _write_while_whole(
         writing = tasks.create_task(writer.run(pause))
         while not writing.done():
             await asyncio.wait({writing}, timeout=HELD_SECONDS)
-            numbers["orchard_writer_position"] = float(writer.position)
+            numbers["orchard_writer_position"] = float(writer.position.events)
             if connection.held or stop.is_set():
                 pause.set()
         if archiving is not None:

@@ -16,6 +16,7 @@ import msgspec
 from orchard.pipelines.campaigns.ending import open_in_queues
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CAMPAIGN_MOVES, CampaignRecord, CampaignState
+from orchard.schemas.positions import START, STREAM_BITS, Position, sequence_in
 from orchard.schemas.subjects import EVENTS_PREFIX, FENCES, campaign_subjects
 from orchard.storage.archive.archiving import ArchiveProgress, archive_events
 from orchard.storage.archive.files import ArchiveFiles, ArchivePart
@@ -25,12 +26,11 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import ArchiveRefused, StorageError
 from orchard.storage.reader import open_tables
 from orchard.storage.settings import ArchiveSettings, archive_url
-from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook, CampaignEntry, state_changed
 from orchard.streams.connection import Connection
 from orchard.streams.errors import CampaignConflict, StreamsError
+from orchard.streams.event_streams import next_event
 from orchard.streams.publisher import Publisher
-from orchard.streams.reading import next_message
 
 SOURCE = "orchard/archive"
 LOOK_SECONDS = 600.0
@@ -50,8 +50,8 @@ class CampaignProgress(NamedTuple):
     campaign: str
     newest: datetime
     """When the stream stored its newest event; UTC."""
-    last: int
-    """Sequence of its newest event on a subject of its own that archiving did not publish."""
+    last: Position
+    """Its newest event in each stream, on a subject of its own, that archiving did not publish."""
     requested: int
     outcomes: int
     plan_sha256: str | None
@@ -62,11 +62,15 @@ class CampaignProgress(NamedTuple):
 
 
 _STANDINGS = f"""
-with seen as (
-    select split_part(subject, '.', 3) as campaign, max(stream_time) as newest,
+with streams as (
+    select split_part(subject, '.', 3) as campaign, sequence >> {STREAM_BITS} as stream,
+           max(stream_time) as newest,
            max(sequence) filter (type not in ('campaign.archived', 'campaign.state_changed')) as last
     from tables.events where starts_with(subject, '{EVENTS_PREFIX}.') and split_part(subject, '.', 4) <> ''
-    group by 1
+    group by all
+), seen as (
+    select campaign, max(newest) as newest, list(last) filter (last is not null) as last
+    from streams group by 1
 ), requested as (
     select campaign, count(distinct rollout_id) as rollouts from tables.requests_all group by 1
 ), outcomes as (
@@ -74,7 +78,7 @@ with seen as (
 ), runs as (
     select campaign, min(plan_sha256) as plan, coalesce(max(version), 0) as version from policies group by 1
 )
-select s.campaign, s.newest, coalesce(s.last, 0), coalesce(q.rollouts, 0), coalesce(o.rollouts, 0), r.plan,
+select s.campaign, s.newest, coalesce(s.last, []), coalesce(q.rollouts, 0), coalesce(o.rollouts, 0), r.plan,
        coalesce(r.version, 0), coalesce(c.state, '')
 from seen s left join requested q using (campaign) left join outcomes o using (campaign)
 left join runs r using (campaign) left join campaigns c using (campaign)
@@ -86,7 +90,10 @@ order by s.campaign
 def campaigns_progress(store_url: str) -> list[CampaignProgress]:
     with open_tables(store_url, views=_STANDINGS, memory=MEMORY_LIMIT) as tables:
         rows = tables.execute(_STANDINGS).fetchall()
-    return [CampaignProgress(row[0], row[1].replace(tzinfo=UTC), *row[2:]) for row in rows]
+    return [
+        CampaignProgress(name, newest.replace(tzinfo=UTC), Position.up_to(last), *more)
+        for name, newest, last, *more in rows
+    ]
 
 
 def open_because(progress: CampaignProgress, record: CampaignRecord | None, steps: int | None) -> str:
@@ -119,25 +126,29 @@ class Archiving:
         archive."""
         book = await self._book.list()
         latest = datetime.now(UTC) - older_than
-        parts = await asyncio.to_thread(self.shelf.parts)
-        through = {part.campaign: part.through for part in parts}
+        archived = await asyncio.to_thread(self.shelf.reached)
         found = []
         for progress in await asyncio.to_thread(campaigns_progress, self._store_url):
             record, _ = book.get(progress.campaign, (None, 0))
-            reached = through.get(progress.campaign, 0)
+            reached = archived.get(progress.campaign, START)
             if progress.newest > latest or await self._open_because(progress, record):
                 continue
-            if progress.last > reached or await self._left(progress, record, reached):
+            if not reached.reaches(progress.last) or await self._left(progress, record, reached):
                 found.append(progress.campaign)
         return found
 
-    async def _left(self, progress: CampaignProgress, record: CampaignRecord | None, reached: int) -> bool:
+    async def _left(
+        self, progress: CampaignProgress, record: CampaignRecord | None, reached: Position
+    ) -> bool:
         """Whether a killed run left something to do for a campaign that is sealed."""
         if record is not None:
             return record.state is not CampaignState.ARCHIVED or progress.state != CampaignState.ARCHIVED
         own = campaign_subjects(progress.campaign)
-        first = await next_message(self._connection, names.EVENTS, 1, own)
-        return first is not None and first.sequence <= reached
+        for stream in range(len(reached)):
+            first = await next_event(self._connection, sequence_in(stream, 1), own)
+            if first is not None and reached.covers(first.sequence):
+                return True
+        return False
 
     async def archive(self, campaign: str) -> AsyncIterator[ArchiveProgress]:
         """Move a closed campaign's events into the archive; a call after a kill resumes.

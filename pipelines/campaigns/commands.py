@@ -34,6 +34,7 @@ from orchard.streams.campaigns import CampaignBook, CampaignEntry, state_changed
 from orchard.streams.connection import Connection
 from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import FIRST, QueueEntry, in_round, rollout_entry
+from orchard.streams.event_streams import usable_streams
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import running_now
 from orchard.workers.attempts.reopen import open_at, opened
@@ -132,11 +133,19 @@ class Campaigns:
             yield step
 
     async def _as_planned(self, spec: CampaignSpec, known: tuple[CampaignRecord, int] | None) -> CampaignSpec:
-        """A plan keeps the team and the versions of harnesses that it was made with."""
+        """A plan keeps the team, the versions of harnesses and the event streams that it was made with."""
         if known is None:
-            return msgspec.structs.replace(spec, harness_versions=planned_versions(spec))
+            streams = await usable_streams(self._connection)
+            return msgspec.structs.replace(
+                spec, harness_versions=planned_versions(spec), event_streams=streams
+            )
         plan = await self._spec(known[0])
-        return msgspec.structs.replace(spec, harness_versions=plan.harness_versions, team=plan.team)
+        return msgspec.structs.replace(
+            spec,
+            harness_versions=plan.harness_versions,
+            team=plan.team,
+            event_streams=plan.event_streams,
+        )
 
     async def _open(
         self, spec: CampaignSpec, known: tuple[CampaignRecord, int] | None, planned: int | None

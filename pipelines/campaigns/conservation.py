@@ -16,6 +16,7 @@ import msgspec
 
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignState, rollout_ids
 from orchard.schemas.events import DONE_TYPES
+from orchard.schemas.positions import Position
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables, position
@@ -185,12 +186,13 @@ class _Audit:
             if balance.requested or balance.strangers or name in book
         ]
 
-    async def _later(self, reached: int) -> list[RolloutChange]:
-        """Requests and outcomes in the stream after sequence `reached`, in order."""
+    async def _later(self, reached: Position) -> list[RolloutChange]:
+        """Requests and outcomes in the stream after the position `reached`, of each rollout in
+        order."""
         kinds = {*DONE_TYPES, "rollout.requested"}
         subjects = [f"{EVENTS_PREFIX}.*.*.rollout.requested", f"{EVENTS_PREFIX}.done.>"]
         changes: list[RolloutChange] = []
-        async with aclosing(replay_batches(self._connection, reached + 1, subjects=subjects)) as batches:
+        async with aclosing(replay_batches(self._connection, reached, subjects=subjects)) as batches:
             async for batch in batches:
                 events = [one.event for one in batch if one.event is not None]
                 changes += [
@@ -241,7 +243,7 @@ class _Audit:
         return await asyncio.to_thread(set(suspects).intersection, rollout_ids(spec, record.reached))
 
 
-def _tables(store_url: str) -> tuple[dict[str, Balance], int]:
+def _tables(store_url: str) -> tuple[dict[str, Balance], Position]:
     """Counts and open rollouts of each campaign by the tables, and the position that these are whole up
     to."""
     reached = position(store_url)
@@ -256,7 +258,9 @@ def _tables(store_url: str) -> tuple[dict[str, Balance], int]:
     return found, reached
 
 
-def _apply(store_url: str, reached: int, found: dict[str, Balance], changes: list[RolloutChange]) -> None:
+def _apply(
+    store_url: str, reached: Position, found: dict[str, Balance], changes: list[RolloutChange]
+) -> None:
     """Apply the changes after the tables' position."""
     ids = list({change.rollout for change in changes})
     with open_tables(store_url, as_of=reached, views=f"{_KNOWN} {_STATUS}") as tables:

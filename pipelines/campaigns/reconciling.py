@@ -29,17 +29,18 @@ from orchard.schemas.campaigns import (
     slot_at,
 )
 from orchard.schemas.events import Event, RolloutReconciled, make_event
+from orchard.schemas.identity import spread
+from orchard.schemas.positions import Position
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
-from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import rollout_entry
+from orchard.streams.event_streams import log_end, next_event
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import SHARDS, is_queued, listed_by_shard
-from orchard.streams.reading import bounds, next_message
 from orchard.workers.attempts.reopen import open_at
 
 log = logging.getLogger("orchard.reconciler")
@@ -59,7 +60,9 @@ class Ledger:
     """The rollouts of one campaign in the order of its plan, and whether each is known to be over: 16
     bytes and a bit each."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: int = 1) -> None:
+        """`streams` are those that the campaign's events are spread over."""
+        self._streams = streams
         self._ids = {shard: bytearray() for shard in SHARDS}
         self._places = {shard: array("I") for shard in SHARDS}
         self._over = bytearray()
@@ -68,7 +71,7 @@ class Ledger:
 
     def add(self, rollout: str) -> None:
         shard = rollout[:2]
-        self._ids[shard] += bytes.fromhex(rollout)
+        self._ids[shard] += bytes.fromhex(rollout[: 2 * _ID_BYTES])
         self._places[shard].append(self.size)
         if self.size % 8 == 0:
             self._over.append(0)
@@ -79,7 +82,7 @@ class Ledger:
         """The open rollouts of a shard among the first `limit` of the plan, with their places in it."""
         ids = self._ids[shard]
         return {
-            ids[number * _ID_BYTES : (number + 1) * _ID_BYTES].hex(): place
+            spread(ids[number * _ID_BYTES : (number + 1) * _ID_BYTES].hex(), self._streams): place
             for number, place in enumerate(self._places[shard])
             if place < limit and not self._over[place >> 3] >> (place & 7) & 1
         }
@@ -138,8 +141,8 @@ class Reconciler:
         self._known: dict[str, _Campaign] = {}
         self._held: dict[str, set[str]] = {}
         """Open rollouts of cancelled campaigns that were queued in the last pass."""
-        self._heard = 0
-        """Sequence in the log up to which events of requeued dead letters were read."""
+        self._heard: Position | None = None
+        """Position in the log up to which events of requeued dead letters were read."""
         self._lost = asyncio.Event()
         connection.on_loss(self._lost.set)
 
@@ -154,7 +157,7 @@ class Reconciler:
         if self._lost.is_set():
             # A server that comes back may have lost outcomes, and give their sequences to other events.
             self._lost.clear()
-            self._known, self._held, self._heard = {}, {}, 0
+            self._known, self._held, self._heard = {}, {}, None
         book = {name: record for name, (record, _) in (await self._book.list()).items()}
         self._known = {name: one for name, one in self._known.items() if name in book}
         await self._forget_requeued()
@@ -188,11 +191,14 @@ class Reconciler:
     async def _forget_requeued(self) -> None:
         """Look afresh at campaigns that had a dead letter requeued: its rollout is open again, though the
         campaign was not resumed. The stream's leader is asked: a replica may lack one that it has."""
-        at, last = self._heard, (await bounds(self._connection, names.EVENTS)).last
-        while at and (requeued := await next_message(self._connection, names.EVENTS, at, REQUEUED)):
-            self._known.pop(requeued.subject.split(".")[2], None)
-            at = requeued.sequence + 1
-        self._heard = max(at, last + 1)
+        heard, last = self._heard, await log_end(self._connection)
+        for stream in range(len(last) if heard is not None else 0):
+            at = heard.last(stream) if heard is not None else 0
+            while requeued := await next_event(self._connection, at + 1, REQUEUED):
+                self._known.pop(requeued.subject.split(".")[2], None)
+                at = requeued.sequence
+            last = last.with_last(max(at, last.last(stream)))
+        self._heard = last
 
     async def _look_at(self, name: str, record: CampaignRecord) -> int:
         known = await self._remembered(name, record)
@@ -221,8 +227,9 @@ class Reconciler:
         if known is not None and same and (known.ledger is not None or known.offered == record.offered):
             known.offered = record.offered
             return known
-        ledger = Ledger()
-        async for rollout in _plan(await self._spec(record)):
+        spec = await self._spec(record)
+        ledger = Ledger(spec.event_streams)
+        async for rollout in _plan(spec):
             ledger.add(rollout)
         known = self._known[name] = _Campaign(record.rounds, record.offered, ledger)
         return known

@@ -12,13 +12,13 @@ import duckdb
 from orchard.schemas.access import NO_CAMPAIGN, TeamHold
 from orchard.schemas.events import make_event, payload
 from orchard.schemas.llm_calls import LLMCall
+from orchard.schemas.positions import START
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.errors import StorageError
 from orchard.storage.spending import dollars, team_costs
-from orchard.streams import names
-from orchard.streams.batches import messages_of
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
+from orchard.streams.event_streams import events_after
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import TeamSettings
 from orchard.streams.team_holds import TeamHolds, hold_key
@@ -46,7 +46,7 @@ class TeamQuotas:
         self._midnight = datetime.min.replace(tzinfo=UTC)
         self._spent: defaultdict[str, float] = defaultdict(float)
         """Cost of each team's calls since `_midnight`, up to the event `_position`."""
-        self._position = 0
+        self._position = START
         self._lost = asyncio.Event()
         connection.on_loss(self._lost.set)
 
@@ -89,14 +89,15 @@ class TeamQuotas:
             spent, position = await asyncio.to_thread(team_costs, self._store_url, midnight)
         except (StorageError, duckdb.Error) as error:
             log.warning("what teams have spent is read from the stream alone: %s", error)
-            spent, position = {}, 0
+            spent, position = {}, START
         self._midnight, self._spent, self._position = midnight, defaultdict(float, spent), position
 
     async def _add_later(self) -> None:
         pattern = f"{EVENTS_PREFIX}.*.*.llm.called"
-        async for batch in messages_of(self._connection, names.EVENTS, pattern, start=self._position + 1):
+        async for batch in events_after(self._connection, self._position, pattern):
             for message in batch:
-                self._position, event = message.sequence, message.as_event.event
+                self._position = self._position.with_last(message.sequence)
+                event = message.as_event.event
                 team = self._teams.get(event.campaign) if event else None
                 call = payload(event) if event and team and event.time >= self._midnight else None
                 if team and isinstance(call, LLMCall):

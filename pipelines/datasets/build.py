@@ -39,6 +39,7 @@ from orchard.pipelines.datasets.shards import (
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.datasets.version import code_version
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.schemas.positions import PlainPosition, Position
 from orchard.storage.blobs import BlobStore
 from orchard.storage.durable import write_whole
 from orchard.storage.reader import open_tables, position
@@ -59,7 +60,7 @@ Warn = Callable[[str], None]
 class _State(msgspec.Struct, frozen=True, kw_only=True):
     config_hash: str
     code_version: str
-    as_of: int
+    as_of: PlainPosition
     shard_trajectories: int
 
 
@@ -68,7 +69,7 @@ def build(
     settings: DatasetSettings,
     out: Path,
     *,
-    as_of: int | None = None,
+    as_of: PlainPosition | None = None,
     processes: int = 1,
     shard_trajectories: int = SHARD_TRAJECTORIES,
     progress: Progress | None = None,
@@ -78,8 +79,8 @@ def build(
     """Build into the directory `out`, or resume a build there; returns its manifest.
 
     `processes` of this machine make the shards, or `shards_by` does. `as_of` is the last sequence of
-    the log that counts; None: the newest that every table has. Raises DatasetError, MaskError where a
-    mask does not hold, and StorageError; nothing that was made is lost then.
+    the log that counts, or those of all event streams; None: the newest that every table has. Raises
+    DatasetError, MaskError where a mask does not hold, and StorageError; nothing that was made is lost then.
     """
     tokenizer = ChatTokenizer.load(settings.tokenizer)
     tokenizer_sha256 = encoder_sha256(tokenizer, settings)
@@ -89,7 +90,7 @@ def build(
         return state
     counts: Counter[str] = Counter()
     try:
-        with open_tables(store, as_of=state.as_of, verify=DERIVED) as tables:
+        with open_tables(store, as_of=Position.of(state.as_of), verify=DERIVED) as tables:
             unknown = check_names(tables, settings)
             taken, contaminated = candidates(tables, BlobStore(store), settings, counts)
     except (DatasetError, TaskError):
@@ -152,7 +153,7 @@ def _enter(
     settings: DatasetSettings,
     out: Path,
     tokenizer_sha256: str,
-    as_of: int | None,
+    as_of: PlainPosition | None,
     shard_trajectories: int,
 ) -> _State | Manifest:
     """The state of the build in `out`: new or to be resumed; the manifest where the dataset is finished."""
@@ -173,7 +174,7 @@ def _enter(
     state = _State(
         config_hash=hashed,
         code_version=version,
-        as_of=position(store) if as_of is None else as_of,
+        as_of=position(store).plain if as_of is None else as_of,
         shard_trajectories=shard_trajectories,
     )
     write_whole(out, _STATE, msgspec.json.encode(state))

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest
 from orchard.pipelines.datasets.rows import read_rows
+from orchard.schemas.positions import Position
 
 CARD = "README.md"
 _SHOWN = 12
@@ -77,7 +78,7 @@ def _text(manifest: Manifest, found: Summary, plots: Sequence[str]) -> str:
             ("fact", "value"),
             [
                 ("SHA-256 of the rows", manifest.sha256),
-                ("events of the log", f"{manifest.range.first} to {manifest.range.last}"),
+                ("events of the log", f"{manifest.range.first} to {Position.of(manifest.range.last)}"),
                 ("code", manifest.code_version),
                 ("configuration", manifest.config_hash),
                 ("tokenizer", f"{manifest.tokenizer} ({manifest.tokenizer_sha256[:12]})"),

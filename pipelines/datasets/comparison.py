@@ -10,6 +10,7 @@ import msgspec
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest
 from orchard.pipelines.datasets.rows import Row, read_rows, row_digest
+from orchard.schemas.positions import Position
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,15 @@ def find_row(directory: Path, which: str) -> Row:
 
 _EVENTS = """
 select sequence, type, time, id from events
-where rollout_id = $rollout and sequence <= $last and (attempt is null or attempt = $attempt)
+where rollout_id = $rollout and {covered} and (attempt is null or attempt = $attempt)
 order by sequence
 """
 
 
-def origin(tables: duckdb.DuckDBPyConnection, row: Row, last: int) -> list[tuple[Any, ...]]:
-    """The events that a row was made from, up to sequence `last`: sequence, type, time and id of each."""
-    return tables.execute(
-        _EVENTS, {"rollout": row.rollout_id, "attempt": row.attempt, "last": last}
-    ).fetchall()
+def origin(tables: duckdb.DuckDBPyConnection, row: Row, last: Position) -> list[tuple[Any, ...]]:
+    """The events that a row was made from, up to the position `last`: sequence, type, time and id of each."""
+    query = _EVENTS.format(covered=last.sql())
+    return tables.execute(query, {"rollout": row.rollout_id, "attempt": row.attempt}).fetchall()
 
 
 def _plain(manifest: Manifest, name: str) -> Any:

@@ -6,6 +6,7 @@ import msgspec
 
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.tasks.held_out import Reason
+from orchard.schemas.positions import PlainPosition
 from orchard.storage.durable import write_whole
 
 MANIFEST = "manifest.json"
@@ -23,7 +24,8 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):
     first: int
-    last: int
+    last: PlainPosition
+    """Last sequence that was read, or those of all event streams; all are inclusive."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from orchard.pipelines.datasets.shards import ShardMaker, ShardReport, ShardWork
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.datasets.version import code_version
 from orchard.schemas.identity import digest
+from orchard.schemas.positions import PlainPosition
 from orchard.schemas.queues import Queue
 from orchard.schemas.requests import read_known
 from orchard.storage.durable import write_whole
@@ -57,7 +58,7 @@ class ShardRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     build: str
     index: int
-    as_of: int
+    as_of: PlainPosition
     code_version: str
     tokenizer_sha256: str
     settings: DatasetSettings

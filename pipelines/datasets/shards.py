@@ -29,6 +29,7 @@ from orchard.pipelines.domain import offered
 from orchard.pipelines.trajectories.forests import Made, branches, read_calls, read_offered, tools_of
 from orchard.pipelines.trajectories.reading import AttemptSpan, path, read_authors, read_cut, read_trees
 from orchard.schemas.messages import MessageNode
+from orchard.schemas.positions import PlainPosition, Position
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 
@@ -40,7 +41,7 @@ class ShardWork(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a process needs to make any shard of a build."""
 
     store: str
-    as_of: int
+    as_of: PlainPosition
     out: Path
     settings: DatasetSettings
 
@@ -61,7 +62,7 @@ class ShardMaker:
 
     def __init__(self, work: ShardWork) -> None:
         self._work = work
-        self._tables: duckdb.DuckDBPyConnection = open_tables(work.store, as_of=work.as_of)
+        self._tables: duckdb.DuckDBPyConnection = open_tables(work.store, as_of=Position.of(work.as_of))
         spill = work.out / f".spill-{os.getpid()}"
         self._tables.execute(f"set memory_limit = '{MEMORY_LIMIT}'")
         self._tables.execute("set threads = 1")

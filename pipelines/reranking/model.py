@@ -21,6 +21,7 @@ from torch.nn import functional
 from orchard.pipelines.reranking.attempts import BUCKETS
 from orchard.pipelines.reranking.errors import RerankError
 from orchard.schemas.identity import canonical
+from orchard.schemas.positions import PlainPosition
 from orchard.storage.durable import write_whole
 
 MANIFEST, WEIGHTS = "reranker.json", "weights.safetensors"
@@ -57,8 +58,8 @@ class RerankManifest(msgspec.Struct, frozen=True, kw_only=True):
     """`outcomes` or `measured`."""
     seed: int
     campaigns: tuple[str, ...]
-    as_of: int
-    """Last sequence of the log that it was trained from."""
+    as_of: PlainPosition
+    """Last sequence of the log that it was trained from, or those of all event streams."""
     tasks: tuple[str, ...]
     """Ids of the tasks that it was trained on: their attempts are not to be reranked by it."""
     examples: int

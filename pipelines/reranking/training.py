@@ -24,6 +24,7 @@ from orchard.pipelines.reranking.model import (
     save_reranker,
     train,
 )
+from orchard.schemas.positions import PlainPosition
 from orchard.storage.blobs import BlobStore
 
 Labels = Literal["outcomes", "measured"]
@@ -72,7 +73,7 @@ def train_reranker(
     labels: Labels = "outcomes",
     without: Collection[str] = (),
     seed: int = 0,
-    as_of: int = 0,
+    as_of: PlainPosition = 0,
 ) -> RerankManifest:
     """Train a model on the tasks of campaigns and write it to `out`; `without` are ids of tasks that neither
     train nor judge it. Raises RerankError without examples or without contrast."""

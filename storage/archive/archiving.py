@@ -12,18 +12,21 @@ from dataclasses import dataclass
 
 from orchard.schemas.archives import ArchiveManifest, ArchiveSegment, CampaignArchived
 from orchard.schemas.events import make_event
+from orchard.schemas.positions import Position, own_sequence, sequence_in
 from orchard.schemas.subjects import campaign_subjects
 from orchard.storage.archive.files import ArchiveFiles, ArchivePart
-from orchard.storage.archive.listing import EventListing, listed, recorded, settled
+from orchard.storage.archive.listing import EventListing, listed, recorded
 from orchard.storage.archive.segments import SegmentWriter, counted_subject, is_fence
 from orchard.storage.archive.verify import check_part
 from orchard.storage.errors import EventsLost
-from orchard.streams import names
+from orchard.storage.reader import position
 from orchard.streams.connection import Connection
 from orchard.streams.errors import QueueFull, StoreRefused
+from orchard.streams.event_streams import next_event
+from orchard.streams.names import stored_subject, stream_name
 from orchard.streams.publisher import Publisher
 from orchard.streams.reader import Arrived
-from orchard.streams.reading import next_message, purge
+from orchard.streams.reading import purge
 from orchard.streams.replay import arrivals, events_at
 
 
@@ -96,7 +99,8 @@ async def _messages(
 ) -> AsyncGenerator[list[Arrived], None]:
     """Yield the campaign's own messages and its fences, in the order of the stream."""
     fences = listing.fences
-    own = arrivals(connection, listing.after + 1, until=listing.through, subjects=campaign_subjects(campaign))
+    until = Position.up_to([listing.through])
+    own = arrivals(connection, listing.after + 1, until=until, subjects=campaign_subjects(campaign))
     taken = 0
     async with aclosing(own):
         async for batch in own:
@@ -128,7 +132,8 @@ class ArchiveProgress:
 async def archive_events(
     connection: Connection, store_url: str, files: ArchiveFiles, campaign: str
 ) -> AsyncIterator[ArchiveProgress]:
-    """Move every event of a campaign that the tables have into the archive, except its fences.
+    """Move every event of a campaign that the tables have into the archive, stream by stream, except its
+    fences.
 
     The caller decides whether the campaign may be archived. Raises StorageError or StreamsError; each event
     is then still in the stream, or in a verified part of the archive, or in both.
@@ -139,16 +144,18 @@ async def archive_events(
         async for step in _leave(connection, store_url, files, part, (campaign, part.sha256) in noted):
             yield step
     await asyncio.to_thread(files.sweep, campaign)
-    after = max((part.through for part in known), default=0)
-    through = await asyncio.to_thread(settled, store_url)
-    while listing := await asyncio.to_thread(listed, store_url, campaign, after, through):
-        sealing = PartWriter(files, campaign, listing)
-        async for events in sealing.copy(connection):
-            yield ArchiveProgress("sealing", events, len(listing.sequences))
-        part = await asyncio.to_thread(sealing.finish)
-        async for step in _leave(connection, store_url, files, part, noted=False):
-            yield step
-        after = listing.through
+    sealed = Position.up_to(part.through for part in known)
+    settled = await asyncio.to_thread(position, store_url)
+    for stream, through in enumerate(settled):
+        after = sealed.last(stream)
+        while listing := await asyncio.to_thread(listed, store_url, campaign, after, through):
+            sealing = PartWriter(files, campaign, listing)
+            async for events in sealing.copy(connection):
+                yield ArchiveProgress("sealing", events, len(listing.sequences))
+            part = await asyncio.to_thread(sealing.finish)
+            async for step in _leave(connection, store_url, files, part, noted=False):
+                yield step
+            after = listing.through
 
 
 async def _leave(
@@ -156,7 +163,7 @@ async def _leave(
 ) -> AsyncIterator[ArchiveProgress]:
     """Verify a part that is still in the stream, record it unless it is already `noted`, and purge it."""
     own = campaign_subjects(part.campaign)
-    first = await next_message(connection, names.EVENTS, 1, own)
+    first = await next_event(connection, sequence_in(part.stream, 1), own)
     gone = first is None or first.sequence > part.through
     if gone and noted:
         return
@@ -185,6 +192,11 @@ async def _leave(
         if not noted:
             await Publisher(connection).event(event)
     except (QueueFull, StoreRefused):  # a full stream takes the event when it has room again
-        await purge(connection, names.EVENTS, [own], through=part.through)
+        await _purge(connection, part)
         await Publisher(connection).event(event)
-    await purge(connection, names.EVENTS, [own], through=part.through)
+    await _purge(connection, part)
+
+
+async def _purge(connection: Connection, part: ArchivePart) -> None:
+    own = stored_subject(campaign_subjects(part.campaign), part.stream)
+    await purge(connection, stream_name(part.stream), [own], through=own_sequence(part.through))

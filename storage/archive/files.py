@@ -14,6 +14,7 @@ import msgspec
 import pyarrow.fs as pafs
 
 from orchard.schemas.archives import MANIFEST_VERSION, ArchiveManifest, ArchiveSegment
+from orchard.schemas.positions import START, Position, stream_of
 from orchard.storage.archive.segments import read_segment
 from orchard.storage.errors import ArchiveCorrupt, store_errors
 from orchard.storage.location import Location
@@ -25,14 +26,18 @@ _LEFT_OVER = timedelta(days=1)
 
 
 class ArchivePart(NamedTuple):
-    """A manifest of a campaign, as described by its file's name."""
+    """A manifest of a campaign's events in one stream, as described by its file's name."""
 
     campaign: str
     through: int
-    """Sequence up to which the campaign's events are in this part or in earlier ones."""
+    """Sequence up to which the campaign's events of this stream are in this part or in earlier ones."""
     removed: int
     """Number of events that this part lets leave the stream."""
     sha256: str
+
+    @property
+    def stream(self) -> int:
+        return stream_of(self.through)
 
     @property
     def name(self) -> str:
@@ -54,6 +59,13 @@ class ArchiveFiles:
                 through, removed, sha256 = match.groups()
                 found.append(ArchivePart(directory.rpartition("/")[2], int(through), int(removed), sha256))
         return sorted(found)
+
+    def reached(self) -> dict[str, Position]:
+        """The position up to which each campaign's events are in the archive."""
+        found: dict[str, Position] = {}
+        for part in self.parts():
+            found[part.campaign] = found.get(part.campaign, START).with_last(part.through)
+        return found
 
     def manifest(self, part: ArchivePart) -> ArchiveManifest:
         """Read and verify a manifest. Raises ArchiveCorrupt."""

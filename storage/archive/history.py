@@ -1,4 +1,5 @@
-"""Reads the whole log: the stream, and the archive for events that left it. Every sequence once, in order."""
+"""Reads the whole log: the streams, and the archive for events that left them. Every sequence once, in order
+within its stream."""
 
 import asyncio
 import heapq
@@ -6,12 +7,15 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from orchard.schemas.archives import ArchiveManifest
+from orchard.schemas.positions import Position, event_called, sequence_in, stream_of
 from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams import names
 from orchard.streams.connection import Connection
+from orchard.streams.event_streams import next_event
+from orchard.streams.merging import merged
 from orchard.streams.reader import Arrived
-from orchard.streams.reading import bounds, next_message
+from orchard.streams.reading import bounds
 from orchard.streams.records import StoredEvent, from_nanoseconds, stored_event
 from orchard.streams.replay import arrivals
 
@@ -19,36 +23,64 @@ _BATCH = 500
 
 
 async def whole_log(
-    connection: Connection, files: ArchiveFiles, start: int, *, until: int | None, idle: float | None = None
+    connection: Connection,
+    files: ArchiveFiles,
+    after: Position,
+    *,
+    until: Position | None,
+    idle: float | None = None,
 ) -> AsyncGenerator[list[StoredEvent], None]:
-    """Yield every event from sequence `start` on, in lists, up to `until`; None: without end, with `idle` as
-    in `replay_batches`.
+    """Yield every event after a position, in lists of one stream each. Up to `until` stream by stream; None:
+    without end, of all streams as they come, with `idle` as in `replay_batches`.
 
-    Raises EventsLost for a sequence that neither the stream nor the archive holds, ArchiveCorrupt, and
+    Raises EventsLost for a sequence that neither its stream nor the archive holds, ArchiveCorrupt, and
     OtherStream when both hold one and differ in it.
     """
-    held = await bounds(connection, names.EVENTS)
-    whole = _Whole(Sealed(files, start), start)
-    arriving = arrivals(connection, start, until=until, idle=idle)
+    if until is None:
+        following = merged(
+            connection, lambda stream, idle: _stream(connection, files, after.last(stream), None, idle), idle
+        )
+        async with aclosing(following):
+            async for batch in following:
+                yield batch
+        return
+    for stream in range(len(until)):
+        reading = _stream(connection, files, after.last(stream), until.last(stream), idle)
+        async with aclosing(reading):
+            async for batch in reading:
+                yield batch
+
+
+async def _stream(
+    connection: Connection, files: ArchiveFiles, after: int, until: int | None, idle: float | None
+) -> AsyncGenerator[list[StoredEvent], None]:
+    """Yield every event of one stream after a sequence."""
+    stream = stream_of(after)
+    held = await bounds(connection, names.stream_name(stream))
+    first, last = (sequence_in(stream, own) for own in (held.first, held.last))
+    whole = _Whole(Sealed(files, after + 1), after + 1)
+    arriving = arrivals(
+        connection, after + 1, until=None if until is None else Position.up_to([until]), idle=idle
+    )
     async with aclosing(arriving):
-        async for batch in whole.sealed(held.first - 1 if until is None else min(held.first - 1, until)):
+        async for batch in whole.sealed(first - 1 if until is None else min(first - 1, until)):
             yield batch
         async for arrived in arriving:
             async for batch in whole.arrived(arrived):
                 yield batch
             if not arrived and idle is not None:
                 yield []
-            if not arrived and whole.position <= held.last and connection.trusted:
+            if not arrived and whole.position <= last and connection.trusted:
                 # what the stream ended with may be in the archive
-                at = await next_message(connection, names.EVENTS, whole.position, names.EVENT_SUBJECTS)
-                async for batch in whole.sealed(held.last if at is None else min(at.sequence - 1, held.last)):
+                at = await next_event(connection, whole.position, names.EVENT_SUBJECTS)
+                async for batch in whole.sealed(last if at is None else min(at.sequence - 1, last)):
                     yield batch
         async for batch in whole.sealed(until or 0):
             yield batch
 
 
 class _Whole:
-    """Merges stream and archive into one log; `position` is the next sequence."""
+    """Merges one stream and the archive into one log; `position` is the next sequence."""
 
     def __init__(self, archive: "Sealed", start: int) -> None:
         self._archive, self.position = archive, start
@@ -63,8 +95,8 @@ class _Whole:
                 found = await asyncio.to_thread(archive.take, self.position, last)
             if not found:
                 raise EventsLost(
-                    f"event {self.position} is neither in the stream nor in the archive {archive.url}: "
-                    "restore the stream (`orchard store restore-stream`), or name the right archive "
+                    f"{event_called(self.position)} is neither in the stream nor in the archive {archive.url}"
+                    ": restore the stream (`orchard store restore-stream`), or name the right archive "
                     "(`orchard log verify` reads it)"
                 )
             self.position = found[-1].sequence + 1
@@ -88,7 +120,7 @@ class _Whole:
 
 
 class Sealed:
-    """Reads all parts of an archive as one ascending sequence of messages.
+    """Reads all parts of an archive that are of one stream as one ascending sequence of messages.
 
     A part is opened when the position reaches its first event, and one row group of each open part is in
     memory.
@@ -132,8 +164,8 @@ class Sealed:
             same = (copy.subject, copy.data) == (message.subject, message.data)
             if copy.sequence == message.sequence and not same:
                 raise OtherStream(
-                    f"event {message.sequence} of the stream is not the one in the archive {self.url}: the "
-                    "archive is of another stream, so name the right one"
+                    f"{event_called(message.sequence)} of the stream is not the one in the archive {self.url}"
+                    ": the archive is of another stream, so name the right one"
                 )
             self._push(rest)
 
@@ -146,7 +178,8 @@ class Sealed:
 
     def _open_parts(self, wanted: int) -> None:
         if self._parts is None:
-            manifests = [(part, self._files.manifest(part)) for part in self._files.parts()]
+            parts = [part for part in self._files.parts() if part.stream == stream_of(self._start)]
+            manifests = [(part, self._files.manifest(part)) for part in parts]
             self._parts = sorted(
                 (manifest.first_sequence, part, manifest)
                 for part, manifest in manifests

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from orchard.schemas.subjects import EVENTS_PREFIX, FENCES
 from orchard.storage.archive.segments import is_fence
-from orchard.storage.reader import open_tables, position
+from orchard.storage.reader import open_tables
 
 PART_EVENTS = 500_000
 """Largest number of events in one part: a campaign of any size is archived in bounded memory and frees
@@ -30,7 +30,8 @@ order by sequence limit {PART_EVENTS}
 
 @dataclass(frozen=True)
 class EventListing:
-    """A campaign's events at sequences over `after` and up to `through`, according to the tables."""
+    """A campaign's events in one stream, at sequences over `after` and up to `through`, according to the
+    tables."""
 
     after: int
     through: int
@@ -78,11 +79,6 @@ def recorded(store_url: str) -> dict[tuple[str, str], int]:
     with open_tables(store_url, views=["archives"], memory=MEMORY_LIMIT) as tables:
         rows = tables.execute("select campaign, manifest_sha256, through from archives").fetchall()
     return {(campaign, sha256): through for campaign, sha256, through in rows}
-
-
-def settled(store_url: str) -> int:
-    """Sequence up to which the tables are complete: nothing beyond it may leave the stream."""
-    return position(store_url)
 
 
 def _rows(tables: duckdb.DuckDBPyConnection, campaign: str, after: int, through: int) -> pa.Table:

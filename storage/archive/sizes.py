@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from orchard.schemas.positions import Position, stream_of
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.archive.segments import counted_subject
 from orchard.storage.delta import DataFile, snapshot
@@ -32,10 +33,10 @@ class Size(NamedTuple):
     bytes: float = 0.0
 
 
-def sizes(store_url: str, archived: Mapping[str, int]) -> dict[str, Size]:
+def sizes(store_url: str, archived: Mapping[str, Position]) -> dict[str, Size]:
     """Return the size of each campaign, or kind of fence, by the third token of its subjects.
 
-    Events up to a campaign's sequence in `archived` have left the stream and do not count. Events are exact,
+    Events up to a campaign's position in `archived` have left the stream and do not count. Events are exact,
     bytes are numbers of events times the mean payload of their subject in some row groups.
     """
     location = Location.parse(store_url)
@@ -48,8 +49,9 @@ def sizes(store_url: str, archived: Mapping[str, int]) -> dict[str, Size]:
         counts: Counter[str] = Counter()
         for file in files:
             with _opened(location, file) as parquet:
+                through = {name: reached.last(stream_of(file.last)) for name, reached in archived.items()}
                 for group in range(parquet.num_row_groups):
-                    counts += _counted(parquet.read_row_group(group, columns=_COUNTED), archived)
+                    counts += _counted(parquet.read_row_group(group, columns=_COUNTED), through)
         means = _means(location, files)
     finally:
         pin.release()

@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 import pyarrow.fs as pafs
 
+from orchard.schemas.positions import START, Position
 from orchard.storage import compaction
 from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.history import whole_log
@@ -30,9 +31,8 @@ from orchard.storage.rebuilding import RowFiles, derived_files
 from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.storage.table_log import opened
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
-from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.reading import bounds
+from orchard.streams.event_streams import log_end
 from orchard.streams.stream_state import REMEDY
 
 
@@ -62,20 +62,20 @@ def rebuild_derived(store_url: str) -> None:
     location = Location.parse(store_url)
     with writer_lock(location):
         events = StoreTable(location, EVENTS)
-        for table, files in derived_files(events, dict.fromkeys(DERIVED, 1)).items():
+        for table, files in derived_files(events, dict.fromkeys(DERIVED, START)).items():
             StoreTable.anew(location, table).replace(files, events.watermark)
         progress = StoreTable.anew(location, PROGRESS)
         progress.append(progress.schema.empty_table(), events.watermark)
 
 
 def has_events(store_url: str) -> bool:
-    return _held_events(Location.parse(store_url))[1] > 0
+    return bool(_held_events(Location.parse(store_url))[1])
 
 
 async def refuse_empty(store_url: str, connection: Connection) -> None:
     """Raises StorageError if `events` is empty and the stream is not: derived tables would be made of
     nothing."""
-    if not has_events(store_url) and (await bounds(connection, names.EVENTS)).last:
+    if not has_events(store_url) and await log_end(connection):
         raise StorageError(
             f"`events` of {store_url} is empty and the stream is not: run `orchard store rebuild "
             "--from-stream`"
@@ -84,8 +84,8 @@ async def refuse_empty(store_url: str, connection: Connection) -> None:
 
 async def rebuild_events(
     store_url: str, connection: Connection, archive: ArchiveSettings | None = None
-) -> int:
-    """Rebuild `events` from stream and archive, up to the stream's last event; returns its sequence.
+) -> Position:
+    """Rebuild `events` from streams and archive, up to the streams' last events; returns their position.
 
     Derived tables follow when the writer runs next, or by `rebuild_derived`. The log of a damaged table is
     not needed: its files are compared with the stream as they are found. Raises EventsLost, with nothing
@@ -98,38 +98,38 @@ async def rebuild_events(
     with writer_lock(location):
         files = RowFiles(location, EVENTS)
         whole, watermark = _held_events(location)
-        last = (await bounds(connection, names.EVENTS)).last
-        reached = 0
-        async with aclosing(whole_log(connection, archive_files, 1, until=last)) as batches:
+        last = await log_end(connection)
+        reached = START
+        async with aclosing(whole_log(connection, archive_files, START, until=last)) as batches:
             async for piece in side_by_side(batches, location, whole):
                 for different in piece.differences():
                     raise _differs(piece, different, last)
                 if piece.stream:
                     files.take(log_batch(piece.stream).rows)
-                    reached = piece.last
-        if reached != last or last < watermark:
+                    reached = reached.with_last(piece.last)
+        if reached != last or not last.reaches(watermark):
             raise EventsLost(
-                f"the stream gave events up to {reached} of {max(last, watermark)}: nothing was "
+                f"the stream gave events up to {reached} of {last.joined(watermark)}: nothing was "
                 f"changed; {REMEDY}"
             )
         StoreTable.anew(location, EVENTS).replace(files.written(), reached)
         return reached
 
 
-def _held_events(location: Location) -> tuple[list[DataFile], int]:
-    """Return the files of `events` and the sequence they reach.
+def _held_events(location: Location) -> tuple[list[DataFile], Position]:
+    """Return the files of `events` and the position they reach.
 
     If its log is damaged, these are the intact files in its directory, without overlaps.
     """
     try:
         found = opened(location, EVENTS)
-        return (list_files(found), watermark_of(found)) if found else ([], 0)
+        return (list_files(found), watermark_of(found)) if found else ([], START)
     except StoreDamaged:
         files = found_files(location, EVENTS)
-        return files, max((file.last for file in files), default=0)
+        return files, Position.up_to(file.last for file in files)
 
 
-def _differs(piece: Piece, sequence: int, last: int) -> EventsLost:
+def _differs(piece: Piece, sequence: int, last: Position) -> EventsLost:
     ids = dict(
         zip(piece.rows.column("sequence").to_pylist(), piece.rows.column("id").to_pylist(), strict=True)
     )

@@ -1,4 +1,4 @@
-"""`store restore-stream`: puts back into the stream of events what only the tables have.
+"""`store restore-stream`: puts back into the streams of events what only the tables have, each by itself.
 
 If the stream only lost its end, the lost events are published again in their order, which gives them the same
 sequences. If it lost events in the middle, or has given lost sequences to new events, a whole new stream is
@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from orchard.schemas.events import DONE_TYPES
+from orchard.schemas.positions import START, Position, own_sequence, sequence_in, stream_of
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.segments import is_fence
@@ -35,13 +36,15 @@ from orchard.streams import names
 from orchard.streams.backup import replace_stream
 from orchard.streams.connection import Connection, ConnectionLost, connect
 from orchard.streams.errors import StreamsError, WrongSequence
+from orchard.streams.event_streams import stream_count
+from orchard.streams.names import stored_subject, stream_name
 from orchard.streams.publish import OutgoingMessage, store, store_all
 from orchard.streams.reading import Bounds, bounds
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
-from orchard.streams.topology import declare_events, events_config
+from orchard.streams.topology import declare_events, declare_streams, events_config
 
 _BATCH = 1024
 _PLAN = "plan.json"
@@ -62,6 +65,9 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Damage(msgspec.Struct, kw_only=True):
+    """What one stream lacks; sequences are over all streams."""
+
+    stream: int
     watermark: int
     held: Bounds
     missing: list[int] = []
@@ -102,36 +108,73 @@ async def restore_stream(
     archive: ArchiveSettings | None = None,
     tell: Tell = lambda *_: None,
 ) -> Restored:
-    """Make the stream hold everything that it or the tables hold; nothing else may publish meanwhile.
+    """Make each stream hold everything that it or the tables hold; nothing else may publish meanwhile.
 
     `work` is a local directory for the new stream, as large as the stream. What is in the archive has left
     the stream on purpose, and stays away. Raises StoreBusy, StreamsError.
     """
     location = Location.parse(store_url)
-    archived = {part.campaign: part.through for part in ArchiveFiles(archive_url(store_url, archive)).parts()}
+    archived = ArchiveFiles(archive_url(store_url, archive)).reached()
     with writer_lock(location):
-        await declare_events(connection, settings)
         events = StoreTable(location, EVENTS)
-        files = events.files()
-        result = await _unfinished(connection, events.watermark, work)
-        if result is None:
-            damage = await _compare(connection, location, files, events.watermark, archived, tell)
-            if damage.tail_only:
-                result = await _append(connection, location, files, damage, tell)
-                await _mark(connection)
-                return result
-            result = await _build(connection, location, files, damage, settings, work, archived, tell)
-        await _swap(connection, settings, work, tell)
-        return result
+        await declare_streams(connection, settings, max(len(events.watermark), 1))
+        results = []
+        for stream in range(await stream_count(connection)):
+            files = [file for file in events.files() if file.rows and stream_of(file.last) == stream]
+            watermark = events.watermark.last(stream)
+            through = {campaign: reached.last(stream) for campaign, reached in archived.items()}
+            apart = work / str(stream) if stream else work
+            results.append(
+                await _restore(connection, location, files, stream, watermark, settings, apart, through, tell)
+            )
+        await _mark(connection)
+        return Restored(
+            put_back=sum(one.put_back for one in results),
+            moved=sum(one.moved for one in results),
+            lost=sum(one.lost for one in results),
+            last=results[0].last,
+        )
 
 
-async def _unfinished(connection: Connection, watermark: int, work: Path) -> Restored | None:
+async def _restore(
+    connection: Connection,
+    location: Location,
+    files: list[DataFile],
+    stream: int,
+    watermark: int,
+    settings: NatsSettings,
+    work: Path,
+    archived: dict[str, int],
+    tell: Tell,
+) -> Restored:
+    """Restore one stream from its files of `events`, which reach `watermark`."""
+    result = await _unfinished(connection, stream, watermark, work)
+    if result is None:
+        damage = await _compare(connection, location, files, stream, watermark, archived, tell)
+        if damage.tail_only:
+            return await _append(connection, location, files, damage, tell)
+        result = await _build(connection, location, files, damage, settings, work, archived, tell)
+    await _swap(connection, stream, settings, work, tell)
+    return result
+
+
+async def _bounds(connection: Connection, stream: int) -> Bounds:
+    """The bounds of a stream, in sequences over all streams."""
+    held = await bounds(connection, stream_name(stream))
+    return Bounds(sequence_in(stream, held.first), sequence_in(stream, held.last), held.messages)
+
+
+async def _unfinished(connection: Connection, stream: int, watermark: int, work: Path) -> Restored | None:
     """Return the result of an earlier run that was killed before the new stream was in place."""
     plan = _read_plan(work)
     if plan is None or plan.result is None:
         return None
-    held = await bounds(connection, names.EVENTS)
-    if held.last == 0 or (watermark, held.last, held.messages) == (plan.watermark, plan.last, plan.messages):
+    held = await _bounds(connection, stream)
+    if not own_sequence(held.last) or (watermark, held.last, held.messages) == (
+        plan.watermark,
+        plan.last,
+        plan.messages,
+    ):
         return plan.result
     shutil.rmtree(work)  # the stream went on since
     return None
@@ -141,23 +184,25 @@ async def _compare(
     connection: Connection,
     location: Location,
     files: list[DataFile],
+    stream: int,
     watermark: int,
     archived: dict[str, int],
     tell: Tell,
 ) -> _Damage:
-    held = await bounds(connection, names.EVENTS)
-    damage = _Damage(watermark=watermark, held=held)
-    total = max(held.last, watermark)
+    held = await _bounds(connection, stream)
+    damage = _Damage(stream=stream, watermark=watermark, held=held)
+    last = sequence_in(stream, 0)
+    total = own_sequence(max(held.last, watermark))
     beyond = [file for file in files if file.first > held.last]
     beside = [file for file in files if file.first <= held.last]
-    last = 0
-    async with aclosing(_stream(connection, held.last)) as batches:
-        async for piece in side_by_side(batches, location, beside):
+    async with aclosing(_stream(connection, last + 1, held.last)) as batches:
+        async for piece in side_by_side(batches, location, beside, last + 1):
             _judge(piece, damage, archived)
-            tell("comparing", last := piece.last, total)
+            last = piece.last
+            tell("comparing", own_sequence(last), total)
     for piece in after_the_stream(last + 1, location, beyond, _JUDGED):
         _judge(piece, damage, archived)
-        tell("comparing", piece.last, total)
+        tell("comparing", own_sequence(piece.last), total)
     return damage
 
 
@@ -179,7 +224,8 @@ def _judge(piece: Piece, damage: _Damage, archived: dict[str, int]) -> None:
 
 
 def _sealed(sequence: int, campaign: str | None, subject: str, archived: dict[str, int]) -> bool:
-    """Whether archiving removed the event from the stream; `archived` has the last sequence by campaign."""
+    """Whether archiving removed the event from the stream; `archived` has the last sequence of this stream by
+    campaign."""
     return sequence <= archived.get(campaign or "", 0) and not is_fence(subject)
 
 
@@ -188,7 +234,7 @@ async def _append(
 ) -> Restored:
     """Publish the lost end again; each message only where the stream ends just before it."""
     done, total = 0, len(damage.missing)
-    rows = _rows(location, files, damage.held.last)
+    rows = _rows(location, files, damage.stream, damage.held.last)
 
     def take() -> list[LoggedMessage]:
         return list(islice(rows, _BATCH))
@@ -208,7 +254,7 @@ async def _append(
         done += len(batch)
         tell("putting back", done, total)
         batch = following
-    return Restored(put_back=done, last=(await bounds(connection, names.EVENTS)).last)
+    return Restored(put_back=done, last=(await _bounds(connection, damage.stream)).last)
 
 
 async def _put_back(connection: Connection, batch: list[LoggedMessage]) -> None:
@@ -224,7 +270,7 @@ async def _put_back(connection: Connection, batch: list[LoggedMessage]) -> None:
     try:
         await store(connection, messages[-1])
     except WrongSequence:
-        held = (await bounds(connection, names.EVENTS)).last
+        held = (await _bounds(connection, stream_of(batch[-1].sequence))).last
         left = [message for logged, message in zip(batch, messages, strict=True) if logged.sequence > held]
         await store_all(connection, left)
 
@@ -254,9 +300,9 @@ async def _build(
         EmbeddedServer(work / "nats", sync="10s") as server,
         connect(beside, name="restore", url=server.url) as target,
     ):
-        await declare_events(target, beside)
-        reached = (await bounds(target, names.EVENTS)).last
-        total = max(damage.watermark, damage.held.last)
+        await declare_events(target, beside, damage.stream)
+        reached = (await _bounds(target, damage.stream)).last
+        total = own_sequence(max(damage.watermark, damage.held.last))
         async with aclosing(_whole(connection, location, files, damage, archived)) as logged_messages:
             batch: list[LoggedMessage] = []
             async for logged in logged_messages:
@@ -265,11 +311,12 @@ async def _build(
                 if len(batch) >= _BATCH:
                     await _put_back(target, batch)
                     reached, batch = batch[-1].sequence, []
-                    tell("rebuilding", min(reached, total), total)
+                    tell("rebuilding", min(own_sequence(reached), total), total)
             if batch:
                 await _put_back(target, batch)
                 reached = batch[-1].sequence
-        await target.jetstream.purge_stream(names.EVENTS, subject=_GAP)
+        gaps = stored_subject(_GAP, damage.stream)
+        await target.jetstream.purge_stream(stream_name(damage.stream), subject=gaps)
     result = msgspec.structs.replace(counted, last=reached)
     _write_plan(work, msgspec.structs.replace(plan, result=result))
     return result
@@ -284,18 +331,19 @@ async def _whole(
 ) -> AsyncGenerator[LoggedMessage, None]:
     """Yield every message of the restored stream, in order."""
     parting = damage.diverged
-    async with aclosing(_stream(connection, damage.held.last)) as batches:
-        async for piece in side_by_side(batches, location, files):
+    first = sequence_in(damage.stream, 1)
+    async with aclosing(_stream(connection, first, damage.held.last)) as batches:
+        async for piece in side_by_side(batches, location, files, first):
             for logged in _logged_messages(piece, damage, archived):
                 yield logged
     if parting is None:
         return
     merge = Merge(
         _outcomes(location, files),
-        _rows(location, files, min([parting, *damage.missing]) - 1),
+        _rows(location, files, damage.stream, min([parting, *damage.missing]) - 1),
         damage.watermark + 1,
     )
-    async with aclosing(_stream(connection, damage.held.last, start=parting)) as batches:
+    async with aclosing(_stream(connection, parting, damage.held.last)) as batches:
         async for batch in batches:
             for message in batch:
                 for placed in merge.place(_logged(message)):
@@ -327,30 +375,29 @@ def _logged_messages(piece: Piece, damage: _Damage, archived: dict[str, int]) ->
 def _outcomes(location: Location, files: list[DataFile]) -> dict[str, DoneEvent]:
     """Return the newest event on each rollout's `done` subject according to the tables."""
     found: dict[str, DoneEvent] = {}
-    for rows in read_events(location, files, 0):
+    for rows in read_events(location, files, START):
         for row in rows.select(["sequence", "subject", "type", "rollout_id", "attempt"]).to_pylist():
             if row["type"] in DONE_TYPES and row["subject"].startswith(_DONE):
                 found[row["rollout_id"]] = DoneEvent(row["type"], row["attempt"], row["sequence"])
     return found
 
 
-async def _swap(connection: Connection, settings: NatsSettings, work: Path, tell: Tell) -> None:
+async def _swap(connection: Connection, stream: int, settings: NatsSettings, work: Path, tell: Tell) -> None:
     """Replace the damaged stream by the new one.
 
-    It keeps the mark of the damaged one until it is complete: the server shows it while it grows, and a guard
-    that took what it sees then for a loss after the restore would hold for ever.
+    Stream 0 keeps the mark of the damaged one until all are complete: the server shows it while it grows, and
+    a guard that took what it sees then for a loss after the restore would hold for ever.
     """
     plan = _read_plan(work)
     assert plan is not None and plan.result is not None
     tell("replacing the stream", 0, 1)
-    config = events_config(settings)
-    config.metadata = (await connection.jetstream.stream_info(names.EVENTS)).config.metadata
+    config, name = events_config(settings, stream), stream_name(stream)
+    config.metadata = (await connection.jetstream.stream_info(name)).config.metadata
     async with (
         EmbeddedServer(work / "nats", sync="10s") as server,
         connect(settings, name="restore", url=server.url) as source,
     ):
-        await replace_stream(source, connection, names.EVENTS, config)
-    await _mark(connection)
+        await replace_stream(source, connection, name, config)
     shutil.rmtree(work)
     tell("replacing the stream", 1, 1)
 
@@ -362,9 +409,7 @@ async def _mark(connection: Connection) -> None:
     await connection.jetstream.update_stream(config.evolve(metadata=metadata))
 
 
-async def _stream(
-    connection: Connection, last: int, start: int = 1
-) -> AsyncGenerator[list[StoredEvent], None]:
+async def _stream(connection: Connection, start: int, last: int) -> AsyncGenerator[list[StoredEvent], None]:
     if last < start:
         return
     async with aclosing(replay_batches(connection, start)) as arriving:
@@ -372,8 +417,8 @@ async def _stream(
             yield [message for message in batch if message.sequence <= last]
 
 
-def _rows(location: Location, files: list[DataFile], after: int) -> Iterator[LoggedMessage]:
-    for rows in read_events(location, files, after):
+def _rows(location: Location, files: list[DataFile], stream: int, after: int) -> Iterator[LoggedMessage]:
+    for rows in read_events(location, files, Position.up_to([max(after, sequence_in(stream, 0))])):
         for original in originals(rows):
             yield LoggedMessage(original.sequence, original.subject, original.stored_at, original.raw)
 
@@ -383,10 +428,11 @@ def _logged(message: StoredEvent) -> LoggedMessage:
 
 
 def _message(logged: LoggedMessage) -> OutgoingMessage:
-    extra = {names.EXPECTED_LAST: str(logged.sequence - 1)}
+    extra = {names.EXPECTED_LAST: str(own_sequence(logged.sequence - 1))}
     if logged.time:
         extra[names.STORED_AT] = str(logged.time)
-    return OutgoingMessage(subject=logged.subject, payload=logged.raw, id="", extra=extra)
+    stored = stored_subject(logged.subject, stream_of(logged.sequence))
+    return OutgoingMessage(subject=stored, payload=logged.raw, id="", extra=extra)
 
 
 def _nanoseconds(time: datetime) -> int:

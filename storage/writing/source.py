@@ -5,21 +5,23 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import NamedTuple
 
+from orchard.schemas.positions import Position, own_sequence, stream_of
 from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.history import whole_log
 from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams.connection import Connection
-from orchard.streams.names import EVENTS
+from orchard.streams.event_streams import log_end
+from orchard.streams.names import stream_name
 from orchard.streams.reading import bounds, message_at
 from orchard.streams.records import StoredEvent
-from orchard.streams.stream_state import REMEDY
+from orchard.streams.stream_state import REMEDY, called
 
 IDLE_SECONDS = 0.2
 """Longest time in seconds that a quiet stream keeps a reader from checking the clock and its stop event."""
 
 
 class Batch(NamedTuple):
-    """Consecutive messages, one at least; `full` when rows or bytes ended it, and not time."""
+    """Consecutive messages of one stream, one at least; `full` when rows or bytes ended it, and not time."""
 
     messages: list[StoredEvent]
     full: bool
@@ -28,37 +30,42 @@ class Batch(NamedTuple):
 async def batches(
     connection: Connection,
     archive_files: ArchiveFiles,
-    start: int,
+    after: Position,
     *,
     rows: int,
     size: int,
     seconds: float,
     stop: asyncio.Event,
 ) -> AsyncGenerator[Batch, None]:
-    """Yield messages from sequence `start` on, in batches that end at `rows` messages, `size` bytes or
+    """Yield messages after a position, in batches of one stream that end at `rows` messages, `size` bytes or
     `seconds` of age.
 
-    Those that have left the stream come from the archive. Once `stop` is set it ends after what the stream
-    then holds, or where the guard holds, after what was read before the loss. Raises EventsLost when a
+    Those that have left the streams come from the archive. Once `stop` is set it ends after what the streams
+    then hold, or where the guard holds, after what was read before the loss. Raises EventsLost when a
     sequence is in neither.
     """
-    collecting = _Collecting(rows, size, asyncio.get_running_loop().time)
-    until: int | None = None
-    position = start
-    arriving = whole_log(connection, archive_files, start, until=None, idle=IDLE_SECONDS)
+    clock = asyncio.get_running_loop().time
+    collecting: dict[int, _Collecting] = {}
+    until: Position | None = None
+    position = after
+    arriving = whole_log(connection, archive_files, after, until=None, idle=IDLE_SECONDS)
     async with aclosing(arriving):
         async for arrived in arriving:
-            for message in arrived:
-                position = message.sequence + 1
-                for batch in collecting.take(message):
-                    yield batch
+            if arrived:
+                stream = stream_of(arrived[-1].sequence)
+                one = collecting.setdefault(stream, _Collecting(rows, size, clock))
+                for message in arrived:
+                    for batch in one.take(message):
+                        yield batch
+                position = position.with_last(arrived[-1].sequence)
             if stop.is_set() and connection.held:
-                until = position - 1
+                until = position
             elif stop.is_set() and until is None:
-                until = (await bounds(connection, EVENTS)).last
-            ended = until is not None and position > until
-            if collecting.messages and (ended or collecting.age >= seconds):
-                yield collecting.given(full=False)
+                until = await log_end(connection)
+            ended = until is not None and position.reaches(until)
+            for one in collecting.values():
+                if one.messages and (ended or one.age >= seconds):
+                    yield one.given(full=False)
             if ended:
                 return
 
@@ -91,26 +98,30 @@ class _Collecting:
         return Batch(messages, full)
 
 
-async def check_position(connection: Connection, watermark: int, last_id: str | None) -> None:
-    """Check that the stream continues a store: at `watermark` it has the event `last_id`.
+async def check_position(
+    connection: Connection, watermark: Position, last_ids: dict[int, str | None]
+) -> None:
+    """Check that the streams continue a store: at `watermark` they have the events `last_ids`, by stream.
 
-    Raises EventsLost when the stream ends before it, OtherStream when it has another event there.
+    Raises EventsLost when a stream ends before it, OtherStream when it has another event there.
     """
-    held = await bounds(connection, EVENTS)
-    if held.last < watermark:
-        raise EventsLost(
-            f"the stream ends at event {held.last}, but the store has {watermark}: the NATS server has lost "
-            f"events, or is not this store's; {REMEDY}, or connect to the store's own server"
-        )
-    if not watermark or held.first > watermark:
-        return
-    found = await message_at(connection, EVENTS, watermark)
-    if found is None:
-        return
-    event = found.as_event.event
-    if event is not None and last_id is not None and event.id != last_id:
-        raise OtherStream(
-            f"event {watermark} of the stream is {event.id}, but the store has {last_id} there: the NATS "
-            f"server has lost events and given their places to others, or is not this store's; {REMEDY}, or "
-            "connect to the store's own server"
-        )
+    for stream, sequence in enumerate(watermark):
+        last, name = own_sequence(sequence), called(stream)
+        held = await bounds(connection, stream_name(stream))
+        if held.last < last:
+            raise EventsLost(
+                f"{name} ends at event {held.last}, but the store has {last}: the NATS server has lost "
+                f"events, or is not this store's; {REMEDY}, or connect to the store's own server"
+            )
+        if not last or held.first > last:
+            continue
+        found = await message_at(connection, stream_name(stream), last)
+        if found is None:
+            continue
+        event, last_id = found.as_event.event, last_ids.get(stream)
+        if event is not None and last_id is not None and event.id != last_id:
+            raise OtherStream(
+                f"event {last} of {name} is {event.id}, but the store has {last_id} there: the NATS "
+                f"server has lost events and given their places to others, or is not this store's; {REMEDY}, "
+                "or connect to the store's own server"
+            )

@@ -1,10 +1,10 @@
-"""The writer: follows the event stream and commits it to the tables, each event exactly once.
+"""The writer: follows the event streams and commits them to the tables, each event exactly once.
 
-Three stages run at the same time: receive from the stream, commit to `events`, commit to the derived tables.
-A batch's rows and its last sequence are one commit, so a writer killed anywhere resumes right after what it
-committed. Derived tables follow `events` as `events` follows the stream, with positions of their own: from
-the batch that was committed last, or from the files of `events` if they are behind. If the stream is ahead,
-the log goes first, for a bounded time (decision 0015).
+Three stages run at the same time: receive from the streams, commit to `events`, commit to the derived tables.
+A batch is of one stream. Its rows and its last sequence are one commit, so a writer killed anywhere resumes
+right after what it committed. Derived tables follow `events` as `events` follows the streams, with positions
+of their own: from the batch that was committed last, or from the files of `events` if they are behind. If a
+stream is ahead, the log goes first, for a bounded time (decision 0015).
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from orchard.schemas.positions import Position
 from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.compaction import CompactionCancelled, Vacuum, compact, vacuum
 from orchard.storage.delta import StoreTable
@@ -25,7 +26,7 @@ from orchard.storage.errors import StoreDamaged, StoreFull
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import log_batch
-from orchard.storage.reader import last_event_id
+from orchard.storage.reader import last_event_ids
 from orchard.storage.rebuilding import opened_for_writing
 from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.storage.settings import WriterSettings as WriterSettings
@@ -57,8 +58,8 @@ class Writer:
         self._settings = settings or WriterSettings()
         self._threads = ThreadPoolExecutor(5, thread_name_prefix="writer")
         self._stopping = threading.Event()
-        self.position = 0
-        """Sequence of the newest event this run knows to be in `events`."""
+        self.position = Position()
+        """Position up to which this run knows all events to be in `events`."""
         self._committing = False
         self._ahead_at = float("-inf")
         """When a full batch last waited for the commit of the one before."""
@@ -90,10 +91,10 @@ class Writer:
 
     async def _run(self, stop: asyncio.Event) -> None:
         events = await self._in_thread(lambda: StoreTable(self._location, EVENTS))
-        last_id = await self._in_thread(
-            lambda: last_event_id(self._location, events.files(), events.watermark)
+        last_ids = await self._in_thread(
+            lambda: last_event_ids(self._location, events.files(), events.watermark)
         )
-        await check_position(self._connection, events.watermark, last_id)
+        await check_position(self._connection, events.watermark, last_ids)
         self.position = events.watermark
         tables = await self._in_thread(partial(opened_for_writing, events, self._stopping.is_set))
         received: asyncio.Queue[list[StoredEvent] | None] = asyncio.Queue(1)
@@ -105,13 +106,13 @@ class Writer:
         )
 
     async def _receive(
-        self, watermark: int, stop: asyncio.Event, received: "asyncio.Queue[list[StoredEvent] | None]"
+        self, watermark: Position, stop: asyncio.Event, received: "asyncio.Queue[list[StoredEvent] | None]"
     ) -> None:
         settings = self._settings
         async for batch in batches(
             self._connection,
             self._archive_files,
-            watermark + 1,
+            watermark,
             rows=settings.commit_rows,
             size=settings.commit_bytes,
             seconds=settings.commit_seconds,
@@ -129,7 +130,7 @@ class Writer:
             if self._late:
                 await self._in_step.wait()
             done = await self._in_thread(partial(_commit_batch, events, batch))
-            self.position = done.last
+            self.position = self.position.with_last(done.last)
             if self._behind_since is None:
                 self._behind_since = time.monotonic()
             self._in_step.clear()
@@ -146,19 +147,19 @@ class Writer:
         derived = DerivedTables(
             *tables, settings.commit_rows, settings.commit_bytes, settings.commit_seconds, self._threads
         )
-        while not self._ended or derived.reached < self.position:
+        while not self._ended or not derived.reached.reaches(self.position):
             self._news.clear()
             batch, self._newest = self._newest, None
             if self._log_first:
                 await self._news_within(settings.commit_seconds)
-            elif batch is not None and batch.first <= derived.reached + 1:
+            elif batch is not None and derived.reached.covers(batch.first - 1):
                 await self._in_thread(partial(derived.take, batch))
-            elif derived.reached < self.position:
+            elif not derived.reached.reaches(self.position):
                 await self._in_thread(partial(derived.catch_up, self.position, self._stopping.is_set))
             elif not self._ended:
                 await self._news_within(derived.due)
                 await self._in_thread(derived.flush_in_time)
-            if derived.reached >= self.position:
+            if derived.reached.reaches(self.position):
                 self._behind_since = None
                 self._in_step.set()
         await self._in_thread(derived.flush)
@@ -222,7 +223,7 @@ class Writer:
 
 def _commit_batch(events: StoreTable, batch: list[StoredEvent]) -> Committed:
     rows, facts = log_batch(batch)
-    events.append(rows, batch[-1].sequence)
+    events.append(rows, events.watermark.with_last(batch[-1].sequence))
     return Committed(batch[0].sequence, batch[-1].sequence, facts)
 
 

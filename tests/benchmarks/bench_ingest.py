@@ -44,12 +44,12 @@ async def write(url: str, store: str) -> dict[str, float]:
         writer = Writer(store, connection)
         started, idle = time.perf_counter(), time.process_time()
         run = asyncio.create_task(writer.run(stop))
-        while writer.position < last and not run.done():
+        while not writer.position.covers(last) and not run.done():
             await asyncio.sleep(0.01)
         logged = time.perf_counter() - started
         await run
         now = (await bounds(connection, names.EVENTS)).last
-    if not writer.position == last == now:
+    if not writer.position.last(0) == last == now:
         raise RuntimeError(
             f"the writer ended at event {writer.position}; the stream had {last} when it began, {now} now"
         )

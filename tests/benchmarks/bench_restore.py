@@ -17,6 +17,7 @@ from statistics import median
 
 import uvloop
 
+from orchard.schemas.positions import START
 from orchard.storage.delta import StoreTable
 from orchard.storage.derived import read_events
 from orchard.storage.location import Location
@@ -46,7 +47,7 @@ def tell(name: str, value: float, unit: str, **more: object) -> None:
 def logged(store: str) -> Iterator[OutgoingMessage]:
     """The store's events, as they are published."""
     location = Location.parse(store)
-    for rows in read_events(location, StoreTable(location, EVENTS).files(), 0):
+    for rows in read_events(location, StoreTable(location, EVENTS).files(), START):
         for one in originals(rows):
             yield OutgoingMessage(subject=one.subject, payload=one.raw, id=str(one.sequence))
 

@@ -36,6 +36,7 @@ from orchard.schemas.identity import rollout_id
 from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
+from orchard.schemas.positions import Position
 from orchard.schemas.subjects import done_subject
 from orchard.storage.allocation import ARROW_ALLOCATOR, save_memory
 from orchard.storage.delta import StoreTable
@@ -123,7 +124,7 @@ async def run_writer(url: str, store: str) -> dict[str, float]:
         writer = Writer(store, connection)
         started, idle = time.perf_counter(), time.process_time()
         run = asyncio.create_task(writer.run(stop))
-        while writer.position < last and not run.done():
+        while not writer.position.covers(last) and not run.done():
             await asyncio.sleep(0.002)
         events, logged = time.perf_counter() - started, time.process_time() - idle
         await run
@@ -277,10 +278,10 @@ def measure_query(place: Path) -> None:
         pending.append(fact)
         if len(pending) == 2000:
             rows = derive_tables(pending)["rollouts_all"]
-            table.append(rows, fact.sequence)
+            table.append(rows, Position.of(fact.sequence))
             everything.append(rows)
             pending.clear()
-    progress.append(progress.schema.empty_table(), ROLLOUTS)
+    progress.append(progress.schema.empty_table(), Position.of(ROLLOUTS))
     single = place / "single.parquet"
     pq.write_table(pa.concat_tables(everything), single, compression="zstd")
     query = "select harness, model, task_source, resolved, graded, aborted, pass_rate from pass_rates"

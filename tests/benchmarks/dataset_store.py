@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from orchard.pipelines.values.curves import interpolate
 from orchard.schemas.identity import digest
+from orchard.schemas.positions import Position
 from orchard.storage.delta import StoreTable
 from orchard.storage.location import Location
 from orchard.storage.tables import PROGRESS, SCHEMAS
@@ -212,5 +213,5 @@ def make_store(store: Path, count: int, processes: int) -> int:
                     table.append(rows.set_column(0, rows.schema.field("sequence"), shifted), last)
                 sequence, characters = last, characters + batch.characters
     progress = StoreTable(location, PROGRESS)
-    progress.append(progress.schema.empty_table(), sequence)
+    progress.append(progress.schema.empty_table(), Position.of(sequence))
     return characters

@@ -30,6 +30,7 @@ from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.settings import DatasetSettings, Values
 from orchard.pipelines.datasets.tokenizer import train_tokenizer
+from orchard.schemas.positions import Position
 from orchard.schemas.queues import Queue
 from orchard.schemas.replay_pointers import ReplayPointer
 from orchard.storage.allocation import ARROW_ALLOCATOR
@@ -140,7 +141,7 @@ async def log_costs(place: Path, rollouts: int) -> Costs:
         yield "check of every byte", "rollout", meter.milliseconds() / rollouts
         await asyncio.to_thread(rebuild_derived, store)
         yield "derived tables, made anew", "rollout", meter.milliseconds() / rollouts
-        assert await rebuild_events(store, connection) == last
+        assert await rebuild_events(store, connection) == Position.of(last)
         yield "rebuild of the log from the stream", "rollout", meter.milliseconds() / rollouts
         yield "trail: a pointer left and its events found", "attempt", await _trail(connection, meter)
         spec = msgspec.structs.replace(plan.spec(0), name="submitted", samples=plan.samples * plan.campaigns)

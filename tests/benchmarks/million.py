@@ -40,6 +40,7 @@ from orchard.schemas.campaigns import (
 from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
+from orchard.schemas.positions import Position
 from orchard.schemas.queues import Queue
 from orchard.schemas.subjects import event_subject
 from orchard.storage.blobs import BlobStore
@@ -176,8 +177,8 @@ def fill_store(plan: Plan, store: str) -> int:
         for table, file in files.items():
             written[table].append(file)
     for name, table in tables.items():
-        table.replace(written[name], last)
-    progress.append(progress.schema.empty_table(), last)
+        table.replace(written[name], Position.of(last))
+    progress.append(progress.schema.empty_table(), Position.of(last))
     return last
 
 

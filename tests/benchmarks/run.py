@@ -27,6 +27,7 @@ RESULTS = PAGES / "results"
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "streams": (),
     "sync": (),
+    "event_streams": (),
     "storage": (),
     "sandboxes": (),
     "tunnels": (),

@@ -331,3 +331,22 @@ def test_replicas_in_place_of_an_answer_are_no_more_than_the_most() -> None:
     words = ("monitoring=true", "orchestrator.replicas=3", "orchestrator.maxReplicas=4")
     spec = Manifests(rendered("--set", ",".join(words))).one("ScaledObject", "orchestrator")["spec"]
     assert spec["fallback"]["replicas"] == 4
+
+
+def test_every_role_has_the_rights_on_each_event_stream_that_it_has_on_the_first() -> None:
+    items = Manifests(rendered("--set", "nats.eventStreams=3"))
+
+    assert items.one("ConfigMap", "settings")["data"]["ORCHARD_NATS__EVENT_STREAMS"] == "3"
+    accounts = items.one("ConfigMap", "nats")["data"]["accounts.conf"]
+    for role in ("writer", "steward", "worker", "archiver"):
+        rights = re.findall('"([^"]+)"', accounts.partition(f"user: {role}")[2].partition("subscribe")[0])
+        of_first = {one for one in rights if "ORCHARD_EVENTS" in one and "ORCHARD_EVENTS_" not in one}
+        for stream in (1, 2):
+            assert {one.replace("ORCHARD_EVENTS", f"ORCHARD_EVENTS_{stream}") for one in of_first} <= {
+                *rights
+            }
+            assert ("orchard.events.>" in rights) == (f"orchard.events-{stream}.>" in rights)
+    of_people = re.findall(r'"orchard\.events\.(\*\.[^"]+)"', accounts)
+    assert of_people.count("*.*.rollout.requested") == 3  # exported, imported, allowed
+    assert re.findall(r'"orchard\.events-2\.(\*\.[^"]+)"', accounts) == of_people
+    assert "ORCHARD_NATS__EVENT_STREAMS" not in Manifests(rendered()).one("ConfigMap", "settings")["data"]

@@ -77,9 +77,10 @@ async def test_reading_the_tables_does_not_import_pandas(keep: Any) -> None:
     script = (
         "import sys\n"
         "from orchard.actions.campaign_rows import read_rows\n"
+        "from orchard.schemas.positions import START\n"
         "from orchard.storage.reader import log_end, open_tables\n"
         f"with open_tables({store!r}) as tables:\n"
-        f"    assert log_end({store!r})[1] and read_rows(tables, ['demo'], ['x'], ['demo'], 0).outcomes\n"
+        f"    assert log_end({store!r})[1] and read_rows(tables, ['demo'], ['x'], ['demo'], START).outcomes\n"
         "print(*{'pandas', 'aiohttp', 'pyarrow.dataset'} & sys.modules.keys())"
     )
     done = await asyncio.to_thread(

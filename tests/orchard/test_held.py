@@ -11,6 +11,7 @@ import pytest
 
 from orchard.configuration.run_files import running
 from orchard.schemas.events import Event, SandboxDeleted, make_event
+from orchard.schemas.positions import Position
 from orchard.storage.reader import log_position
 from orchard.streams import names
 from orchard.streams.connection import connect
@@ -80,7 +81,7 @@ async def test_up_holds_on_a_damaged_stream_until_it_is_restored(
         url = running(store).nats_url
         async with connect(NatsSettings(), name="test", url=url) as connection:
             await Publisher(connection).events([event(number) for number in range(EVENTS)])
-        await until(lambda: log_position(str(store)) == EVENTS)
+        await until(lambda: log_position(str(store)) == Position.of(EVENTS))
     await until(lambda: running(store) is None)
 
     blocks = store.glob(f"nats/jetstream/*/streams/{names.EVENTS}/msgs/*.blk")

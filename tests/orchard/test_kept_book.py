@@ -12,6 +12,7 @@ from orchard.processes import steward
 from orchard.processes.steward import keep_book
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, CampaignState, ModelSpec, TaskRef
+from orchard.schemas.positions import Position
 from orchard.storage import campaigns as campaigns_of_the_log
 from orchard.storage import reader
 from orchard.storage.blobs import BlobStore
@@ -61,7 +62,7 @@ async def test_a_change_that_the_tables_lack_at_the_first_look_is_put_back_too(
     stop.set()
     loop = asyncio.get_running_loop()
 
-    def position(store_url: str) -> int:
+    def position(store_url: str) -> Position:
         loop.call_soon_threadsafe(looked.set)
         return reader.position(store_url)
 

@@ -60,8 +60,8 @@ def write(connection: Connection, store: str) -> Callable[..., Awaitable[None]]:
 class Log:
     """Makes the events of one campaign, with an id for each."""
 
-    def __init__(self, campaign: str = "demo") -> None:
-        self.campaign = campaign
+    def __init__(self, campaign: str = "demo", streams: int = 1) -> None:
+        self.campaign, self.streams = campaign, streams
         self._made = 0
 
     def event(
@@ -80,7 +80,7 @@ class Log:
         )
 
     def rollout(self, sample: int, harness: str = "mini", model: str = "m") -> str:
-        return rollout_id(self.campaign, "t1", harness, model, sample)
+        return rollout_id(self.campaign, "t1", harness, model, sample, self.streams)
 
     def requested(self, sample: int, harness: str = "mini", model: str = "m") -> e.Event:
         task = TaskRef(task_id="t1", source="swe-bench", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1))

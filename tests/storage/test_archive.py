@@ -17,6 +17,7 @@ from orchard.pipelines.campaigns.commands import CampaignError, Campaigns
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.events import Event
+from orchard.schemas.positions import Position
 from orchard.schemas.subjects import EVENTS_PREFIX, campaign_subjects, done_subject
 from orchard.storage.archive import listing
 from orchard.storage.archive.history import whole_log
@@ -339,7 +340,9 @@ async def test_holes_without_a_manifest_are_refused_and_named(
     with pytest.raises(EventsLost, match="event 1 is neither in the stream nor in the archive"):
         await rebuild_events(other, connection, settings)
     url = archiving.shelf.location.url
-    assert await rebuild_events(other, connection, ArchiveSettings(url=url)) == 25  # the fence has a copy
+    assert await rebuild_events(other, connection, ArchiveSettings(url=url)) == Position.of(
+        25
+    )  # the fence has a copy
     await connection.jetstream.purge_stream(names.EVENTS, subject=f"{EVENTS_PREFIX}.demo.*.campaign.archived")
     with pytest.raises(EventsLost, match="event 25 is neither"):
         await rebuild_events(str(tmp_path / "third"), connection, ArchiveSettings(url=url))
@@ -416,7 +419,7 @@ async def test_status_counts_what_is_still_in_the_stream(
     await _archive(archiving, "first")
     await write()
     (part,) = archiving.shelf.parts()
-    after = sizes(store, {"first": part.through})
+    after = sizes(store, {"first": Position.of(part.through)})
     assert after["first"].events == 1  # what says that it was archived
     assert after["second"] == before["second"]
     held = (await bounds(connection, names.EVENTS)).messages

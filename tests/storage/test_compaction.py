@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from orchard.schemas.positions import Position
 from orchard.storage import compaction
 from orchard.storage.compaction import CompactionCancelled, plan
 from orchard.storage.delta import DataFile, StoreTable, snapshot, write_file
@@ -82,8 +83,8 @@ async def test_a_table_opened_before_a_compaction_still_appends(
     await _write_small(publisher, write, log, 4)
     table = StoreTable(Location.parse(store), EVENTS)
     compact(store)
-    table.append(table.schema.empty_table(), 24)
-    assert table.watermark == 24
+    table.append(table.schema.empty_table(), Position.of(24))
+    assert table.watermark == Position.of(24)
     assert check(store) == []
 
 
@@ -221,7 +222,7 @@ def test_vacuum_leaves_what_a_living_process_is_about_to_commit_whatever_the_clo
     """A clock that is two days ahead makes every file look two days old."""
     location, name = Location.parse(tmp_path), "reopenings_all"
     rows = pa.Table.from_pylist([{"sequence": 1, "reason": "r"}], schema=SCHEMAS[name])
-    StoreTable(location, name).append(rows, 1)
+    StoreTable(location, name).append(rows, Position.of(1))
     pending = write_file(location, name, [rows])
     folder = tmp_path / "tables" / name
     killed, earlier = folder / f"{name}-0123456789abcdef.7.parquet", folder / f"{name}-{'ab' * 12}.parquet"

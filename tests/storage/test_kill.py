@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orchard.schemas.positions import Position
 from orchard.storage.delta import snapshot
 from orchard.storage.digest import store_digests
 from orchard.storage.location import Location
@@ -85,7 +86,7 @@ async def test_sigkill_loses_and_doubles_nothing(
     live = store_digests(store)
     rebuild_derived(store)
     assert store_digests(store) == live
-    assert await rebuild_events(store, connection) == published
+    assert await rebuild_events(store, connection) == Position.of(published)
     assert store_digests(store) == live
 
 

@@ -18,6 +18,7 @@ from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, CampaignState, ModelSpec, TaskRef
 from orchard.schemas.events import Event, encode_event
+from orchard.schemas.positions import Position
 from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.storage.campaigns import restore_campaigns
@@ -127,8 +128,8 @@ async def nothing_known() -> ExpectedStream:
 
 def guard_of(scene: Scene, connection: Connection) -> StreamGuard:
     async def look() -> ExpectedStream:
-        watermark, last_id = log_end(scene.store)
-        return ExpectedStream(watermark, last_id=last_id)
+        watermark, last_ids = log_end(scene.store)
+        return ExpectedStream(watermark.last(0), last_id=last_ids.get(0))
 
     return StreamGuard(connection, SETTINGS, look, settle=0.0)
 
@@ -351,8 +352,8 @@ class Process:
 
     async def _run(self, store: str, server: EmbeddedServer, name: str, settle: float) -> None:
         async def look() -> ExpectedStream:
-            watermark, last_id = log_end(store)
-            return ExpectedStream(watermark, last_id=last_id)
+            watermark, last_ids = log_end(store)
+            return ExpectedStream(watermark.last(0), last_id=last_ids.get(0))
 
         async with connect(SETTINGS, name=name, url=server.url) as self.connection:
             self.publisher = Publisher(self.connection)
@@ -450,8 +451,8 @@ async def test_what_the_writer_has_read_and_not_committed_is_not_replaced(tmp_pa
         writing = asyncio.create_task(Writer(store, writer.connection, slowly).run(stop))
         await worker.publisher.events([log.requested(0), log.started(rollout)])
         accepted = await worker.publisher.terminal(log.finished(rollout))
-        await until(lambda: (writer.connection.newest or (0,))[0] == accepted)
-        worker.connection.newest = None  # it has died, and another one came
+        await until(lambda: writer.connection.newest.get(0, (0,))[0] == accepted)
+        worker.connection.newest = {}  # it has died, and another one came
 
         await damage_newest(server)
         publishing = asyncio.create_task(worker.publisher.event(log.requested(1)))
@@ -459,7 +460,7 @@ async def test_what_the_writer_has_read_and_not_committed_is_not_replaced(tmp_pa
         stop.set()
         await writing
 
-        assert log_end(store)[0] == accepted
+        assert log_end(store)[0] == Position.of(accepted)
         assert (await bounds(worker.connection, names.EVENTS)).last == accepted - 1
         assert (await restore_over(server, store, tmp_path)).put_back == 1
         assert await publishing == accepted + 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from orchard.schemas.positions import Position
 from orchard.storage import pins
 from orchard.storage.compaction import Vacuum, compact
 from orchard.storage.delta import VACUUM_HOURS, StoreTable, snapshot, watermark_of
@@ -97,7 +98,7 @@ def test_a_table_that_is_followed_loses_its_replaced_files_too(small_files: Loca
     assert cleaner.run() == 0
     assert _on_disk(small_files) == len(snapshot(small_files, EVENTS)) == 1
     followed_now = followed.current()
-    assert followed_now is not None and watermark_of(followed_now) == ROLLOUTS * 6
+    assert followed_now is not None and watermark_of(followed_now) == Position.of(ROLLOUTS * 6)
 
 
 _READER = """
@@ -183,10 +184,10 @@ def test_the_log_of_a_table_stays_short_however_many_commits(
     number = 0
     while number == 0 or first.exists():
         number += 1
-        table.append(table.schema.empty_table(), number)
+        table.append(table.schema.empty_table(), Position.of(number))
         assert number < 5000
-    table.append(table.schema.empty_table(), number + 1)
-    assert StoreTable(location, EVENTS).watermark == number + 1
+    table.append(table.schema.empty_table(), Position.of(number + 1))
+    assert StoreTable(location, EVENTS).watermark == Position.of(number + 1)
 
 
 def test_a_table_of_an_earlier_version_gets_the_settings_of_this_one(
@@ -197,7 +198,7 @@ def test_a_table_of_an_earlier_version_gets_the_settings_of_this_one(
         patch.setattr(
             "orchard.storage.delta._CONFIGURATION", {"delta.logRetentionDuration": "interval 1 hours"}
         )
-        StoreTable(location, EVENTS).append(StoreTable(location, EVENTS).schema.empty_table(), 7)
-    assert StoreTable(location, EVENTS).watermark == 7
+        StoreTable(location, EVENTS).append(StoreTable(location, EVENTS).schema.empty_table(), Position.of(7))
+    assert StoreTable(location, EVENTS).watermark == Position.of(7)
     settings = DeltaTable(location.table_url(EVENTS)).metadata().configuration
     assert settings["delta.logRetentionDuration"] == "interval 1 minutes"

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from orchard.schemas.positions import Position
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage import rebuilding
 from orchard.storage.delta import StoreTable
@@ -83,9 +84,9 @@ async def test_tables_catch_up_after_a_crash_between_events_and_derived(
     await write()
     await _publish(connection, publisher, log.__class__("second"), rollouts=3)
     events = StoreTable(Location.parse(store), EVENTS)
-    async for batch in replay_batches(connection, events.watermark + 1):
+    async for batch in replay_batches(connection, events.watermark):
         if batch:
-            events.append(log_batch(batch).rows, batch[-1].sequence)
+            events.append(log_batch(batch).rows, Position.of(batch[-1].sequence))
     assert any("position" in finding for finding in check(store)) is False
     await write()
     whole = str(tmp_path / "whole")

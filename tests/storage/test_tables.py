@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from orchard.schemas import events as e
 from orchard.schemas.events import encode_event
+from orchard.schemas.positions import Position
 from orchard.schemas.subjects import event_subject
 from orchard.storage.delta import StoreTable
 from orchard.storage.derive import derive, derive_tables
@@ -140,10 +141,10 @@ def test_a_table_of_an_older_version_is_read_with_its_missing_columns_null(
     place = location.path / "tables" / "attempts_all"
     place.mkdir(parents=True)
     write_deltalake(place, pa.Table.from_pylist([row], schema=older))
-    StoreTable(location, PROGRESS).append(SCHEMAS[PROGRESS].empty_table(), 2)
+    StoreTable(location, PROGRESS).append(SCHEMAS[PROGRESS].empty_table(), Position.of(2))
     if opened_by_writer:
         newer = pa.Table.from_pylist([row | {"sequence": 2, "worker": "w"}], schema=SCHEMAS["attempts_all"])
-        StoreTable(location, "attempts_all").append(newer, 2)
+        StoreTable(location, "attempts_all").append(newer, Position.of(2))
     with open_tables(str(tmp_path)) as tables:
         found = tables.sql("select sequence, worker from attempts_all order by 1").fetchall()
     assert found == ([(1, None), (2, "w")] if opened_by_writer else [(1, None)])
@@ -154,10 +155,10 @@ def test_rows_beyond_the_common_position_are_not_shown_yet(tmp_path, log) -> Non
     events = [log.requested(0), log.finished(log.rollout(0))]
     found = derive_tables(Fact(number, event_subject(event), event) for number, event in enumerate(events, 1))
     for name, rows in found.items():
-        StoreTable(location, name).append(rows, 2)
+        StoreTable(location, name).append(rows, Position.of(2))
     with open_tables(str(tmp_path)) as tables:
         assert tables.sql("select * from rollouts").fetchall() == []
-        StoreTable(location, PROGRESS).append(SCHEMAS[PROGRESS].empty_table(), 2)
+        StoreTable(location, PROGRESS).append(SCHEMAS[PROGRESS].empty_table(), Position.of(2))
     with open_tables(str(tmp_path)) as tables:
         assert tables.sql("select holds from conservation").fetchall() == [(True,)]
 

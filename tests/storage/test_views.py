@@ -10,6 +10,7 @@ from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignState
 from orchard.schemas.events import encode_event
+from orchard.schemas.positions import Position
 from orchard.schemas.protection import Protected
 from orchard.schemas.subjects import event_subject
 from orchard.storage.errors import StorageError
@@ -333,7 +334,7 @@ async def test_a_range_is_read_from_the_files_alone_that_have_it(
     for number in range(4):
         await publisher.events(log.whole_rollout(number))
         await write()
-        ends.append(position(store))
+        ends.append(position(store).last(0))
     query = "select sequence, content, time from tables.messages_all order by sequence"
     with open_tables(store) as tables:
         every = tables.sql(query).fetchall()
@@ -365,9 +366,9 @@ async def test_a_range_ends_where_the_tables_are_whole(
     for number in range(2):
         await publisher.events(log.whole_rollout(number))
         await write()
-    end = position(store)
+    end = position(store).last(0)
     query = "select max(sequence) from tables.messages_all"
-    with open_tables(store, as_of=end // 2) as tables:
+    with open_tables(store, as_of=Position.of(end // 2)) as tables:
         whole = tables.sql(query).fetchall()
         assert tables.sql(within(tables, query, 0, 2**62)).fetchall() == whole
         refresh(tables, store)

@@ -8,6 +8,7 @@ import pytest
 from nats.js.api import ConsumerConfig, ConsumerInfo
 
 from orchard.schemas.events import Event, UnknownPayload, encode_event, payload
+from orchard.schemas.positions import Position
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
@@ -91,7 +92,7 @@ async def test_a_replay_waits_for_what_its_replica_lacks(
     second event comes after the consumer has said that there is no other."""
     await Publisher(connection).event(make_fact(1))
     read: list[int] = []
-    async with aclosing(arrivals(connection, 1, until=2)) as batches:
+    async with aclosing(arrivals(connection, 1, until=Position.of(2))) as batches:
         read += [one.sequence for one in await anext(batches)]
         await Publisher(connection).event(make_fact(2))
         async for batch in batches:

@@ -95,5 +95,15 @@
 {{- $all := .Files.Get "files/accounts.conf" }}
 {{- $queues := regexFind "(?s)            # queues: .*            # end of queues\n" $all }}
 {{- if not $queues }}{{ fail "files/accounts.conf has no part for queues" }}{{ end }}
-{{- $all | replace $queues (printf "            # of the values' `queues`\n%s\n" (join "\n" $rights | indent 12)) }}
+{{- $all = $all | replace $queues (printf "            # of the values' `queues`\n%s\n" (join "\n" $rights | indent 12)) }}
+{{- $lines := list }}
+{{- range $line := splitList "\n" $all }}
+{{- $lines = append $lines $line }}
+{{- if regexMatch "orchard\\.events\\.|ORCHARD_EVENTS" $line }}
+{{- range $stream := untilStep 1 (int $.Values.nats.eventStreams) 1 }}
+{{- $lines = append $lines ($line | replace "orchard.events." (printf "orchard.events-%d." $stream) | replace "ORCHARD_EVENTS" (printf "ORCHARD_EVENTS_%d" $stream)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- join "\n" $lines }}
 {{- end }}

@@ -6,6 +6,9 @@ ORCHARD_NATS__URL: {{ .Values.nats.url | default (printf "tls://nats.%s.svc.%s:4
 ORCHARD_NATS__TLS_CA: /etc/orchard/nats/ca.crt
 {{- end }}
 ORCHARD_NATS__REPLICAS: {{ min 3 (int .Values.nats.replicas) | quote }}
+{{- if gt (int .Values.nats.eventStreams) 1 }}
+ORCHARD_NATS__EVENT_STREAMS: {{ int .Values.nats.eventStreams | quote }}
+{{- end }}
 ORCHARD_NATS__QUEUES: {{ range $i, $q := include "orchard.queues" . | fromJsonArray }}{{ if $i }},{{ end }}{{ $q.path }}{{ end }}
 {{- range $team, $has := .Values.teams }}
 ORCHARD_TEAMS__{{ upper $team }}__SHARE: {{ $has.share | default 1 | quote }}

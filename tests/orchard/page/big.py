@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from orchard.schemas import events as e
+from orchard.schemas.positions import Position
 from orchard.schemas.subjects import event_subject
 from orchard.storage.delta import StoreTable
 from orchard.storage.derive import derive_tables
@@ -51,14 +52,14 @@ def add_long(store: Path, turns: int) -> str:
 
 def append(store: Path, events: Sequence[e.Event]) -> int:
     """Commits events as the writer does, after all that the tables have; the sequence of the last."""
-    location, first = Location.parse(str(store)), position(str(store)) + 1
+    location, first = Location.parse(str(store)), position(str(store)).last(0) + 1
     batch = log_batch(list(_stored(events, first)))
     last = first + len(events) - 1
     for name, rows in {EVENTS: batch.rows, **derive_tables(batch.facts)}.items():
         if rows.num_rows or name == EVENTS:
-            StoreTable(location, name).append(rows, last)
+            StoreTable(location, name).append(rows, Position.of(last))
     progress = StoreTable(location, PROGRESS)
-    progress.append(progress.schema.empty_table(), last)
+    progress.append(progress.schema.empty_table(), Position.of(last))
     return last
 
 

@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from orchard.page import figures
+from orchard.schemas.positions import Position
 from orchard.storage.reader import open_tables, position, rows
 from tests.chaos.faults import chosen
 from tests.chaos.run import Report, run
@@ -24,7 +25,7 @@ async def _compared(store: Path, http: aiohttp.ClientSession) -> int | None:
     if reply.status != 200:
         return None
     card = cards(html)[CAMPAIGN]
-    with open_tables(str(store), as_of=int(reply.headers["Orchard-Position"])) as tables:
+    with open_tables(str(store), as_of=Position.parse(reply.headers["Orchard-Position"])) as tables:
         expected = {row["outcome"]: row["n"] for row in rows(tables, BY_OUTCOME, [CAMPAIGN])}
         (totals,) = rows(tables, TOTALS, [CAMPAIGN])
     assert outcomes(card) == expected
@@ -35,7 +36,7 @@ async def _compared(store: Path, http: aiohttp.ClientSession) -> int | None:
     )
     async with http.get("/rollouts") as reply:
         head = text_of((await reply.text()).partition("<h1>Rollouts</h1>")[2].partition("</p>")[0])
-    with open_tables(str(store), as_of=int(reply.headers["Orchard-Position"])) as tables:
+    with open_tables(str(store), as_of=Position.parse(reply.headers["Orchard-Position"])) as tables:
         (row,) = rows(tables, "select count(*) as n, count(*) filter (resolved) as resolved from rollouts")
     assert head.startswith(f"{row['n']:,} match")
     assert row["resolved"] == 0 or f"({row['resolved']:,} of " in head

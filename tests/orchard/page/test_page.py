@@ -27,6 +27,7 @@ from orchard.page.tables import Tables
 from orchard.schemas import events as e
 from orchard.schemas.llm_calls import CallKind, Usage
 from orchard.schemas.messages import MessageNode, Role, node_id
+from orchard.schemas.positions import Position
 from orchard.storage.reader import one, open_tables, position, refresh, rows
 from orchard.streams.connection import connect
 from orchard.streams.server import EmbeddedServer
@@ -236,11 +237,11 @@ def test_the_index_follows_what_is_reopened(tmp_path: Path) -> None:
     """Step by step it has the rows of the view, whatever was superseded meanwhile."""
     store = str(tmp_path / "store")
     end = fill_store(Plan(rollouts=200, campaigns=1, samples=2), store)
-    with open_tables(store, as_of=0) as connection:
+    with open_tables(store, as_of=Position()) as connection:
         index = RolloutIndex(connection)
         for upto in range(end // 7, end, end // 7):
-            refresh(connection, store, as_of=upto)
-            index.follow(upto)
+            refresh(connection, store, as_of=Position.of(upto))
+            index.follow(Position.of(upto))
             query = "select rollout_id, sequence, outcome_of from ({}) order by all"
             own = query.replace("outcome_of", "status").format("select * from indexed.ended")
             view = query.replace("outcome_of", "status").format("select * from rollouts")
@@ -257,7 +258,7 @@ async def test_what_is_committed_while_the_page_looks_is_counted_once(
     store = await stored(tmp_path, author.rollout(0, ["ls"], resolved=True))
     late = [author.rollout(number, ["ls"], resolved=True) for number in (1, 2)]
 
-    def reached(url: str) -> int:
+    def reached(url: str) -> Position:
         found = position(url)
         if late:
             append(store, late.pop())
@@ -394,9 +395,9 @@ async def test_a_page_follows_from_before_what_it_shows(
     author = Author("late")
     talk = author.rollout(1, ["ls"], resolved=True, task="open")
     store = await stored(tmp_path, [*author.rollout(0, ["ls"], resolved=True, task="t0"), *talk[:6]])
-    looks: list[int] = []
+    looks: list[Position] = []
 
-    def reached(url: str) -> int:
+    def reached(url: str) -> Position:
         looks.append(position(url))
         append(store, author.rollout(len(looks) + 1, [], resolved=True))
         return looks[-1]
@@ -409,7 +410,7 @@ async def test_a_page_follows_from_before_what_it_shows(
             async with http.get(path) as reply:
                 text, last = await reply.text(), looks[-1]
             found = re.search('data-live="position" data-shown="([0-9]+)"', text)
-            assert found is not None and int(found[1]) < last, path
+            assert found is not None and int(found[1]) < last.events, path
 
 
 async def test_an_overview_is_read_again_after_a_commit_during_its_reading(
@@ -420,7 +421,7 @@ async def test_an_overview_is_read_again_after_a_commit_during_its_reading(
     tables = Tables(str(store))
     watch = CampaignWatch(Session(Config(store=str(store))), tables)
     monkeypatch.setattr("orchard.page.tables.LOOK_SECONDS", 0.0)
-    read: list[int] = []
+    read: list[Position] = []
 
     def reading(*arguments: Any) -> Any:
         found = recorded(*arguments)

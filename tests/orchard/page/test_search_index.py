@@ -8,11 +8,12 @@ import duckdb
 import pytest
 
 from orchard.actions.rollout_index import RolloutIndex
-from orchard.page.rollouts import Query
+from orchard.page.rollouts import BadFilter, Query
 from orchard.page.search_index import SearchIndex, words_of
 from orchard.page.searching import SearchAnswer, answer
 from orchard.schemas import events as e
 from orchard.schemas.messages import MessageNode
+from orchard.schemas.positions import Position, sequence_in
 from orchard.storage.reader import open_tables, position, refresh, rows
 from tests.benchmarks.million import Plan, fill_store
 from tests.orchard.page.conftest import Serve, stored
@@ -33,13 +34,13 @@ def searched(
     history: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[duckdb.DuckDBPyConnection, SearchIndex, int]]:
     """The tables and the index of their words, which both came to be in steps."""
-    end = position(str(history))
+    end = position(str(history)).last(0)
     words = SearchIndex(str(history), tmp_path_factory.mktemp("words") / "words.sqlite")
-    with open_tables(str(history), as_of=0) as tables:
+    with open_tables(str(history), as_of=Position()) as tables:
         index = RolloutIndex(tables)
         for upto in range(end // STEPS, end + end // STEPS, end // STEPS):
-            refresh(tables, str(history), as_of=min(upto, end))
-            index.follow(min(upto, end))
+            refresh(tables, str(history), as_of=Position.of(min(upto, end)))
+            index.follow(Position.of(min(upto, end)))
             while not words.step(tables, min(upto, end)):
                 pass
         yield tables, words, end
@@ -76,7 +77,7 @@ def _word(tables: duckdb.DuckDBPyConnection, length: int) -> str:
 
 def _asked(searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int], **filters: str) -> SearchAnswer:
     tables, words, end = searched
-    return answer(tables, words, Query.of(filters), end)
+    return answer(tables, words, Query.of(filters), Position.of(end))
 
 
 @pytest.mark.long
@@ -126,7 +127,7 @@ async def test_a_tool_chooses_its_calls_and_their_results(tmp_path: Path, quoted
     with open_tables(str(store)) as tables:
         index, words = RolloutIndex(tables), SearchIndex(str(store), tmp_path / "words")
         index.follow(position(str(store)))
-        assert words.step(tables, position(str(store)))
+        assert words.step(tables, position(str(store)).last(0))
         await stored(tmp_path, results)
         refresh(tables, str(store))
         index.follow(position(str(store)))
@@ -228,3 +229,11 @@ async def test_the_index_stays_and_goes_on(tmp_path: Path, serve: Serve) -> None
     (tmp_path / "words.sqlite").replace(other / "run" / "words.sqlite")
     store = other
     assert (await total("pear"), await total("apple")) == (0, 1)
+
+
+def test_words_are_not_searched_in_several_event_streams(
+    searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int],
+) -> None:
+    tables, words, end = searched
+    with pytest.raises(BadFilter, match="several event streams, of which there is no index of words"):
+        answer(tables, words, Query.of({"text": "word"}), Position((end, sequence_in(1, 5))))

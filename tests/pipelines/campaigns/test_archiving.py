@@ -10,6 +10,7 @@ from orchard.schemas.archives import CampaignArchived
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.events import make_event
+from orchard.schemas.positions import Position
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
@@ -18,7 +19,9 @@ from orchard.streams.topology import declare
 
 
 def _progress(requested: int = 4, outcomes: int = 4, version: int = 0) -> CampaignProgress:
-    return CampaignProgress("c", datetime(2026, 1, 1, tzinfo=UTC), 99, requested, outcomes, None, version, "")
+    return CampaignProgress(
+        "c", datetime(2026, 1, 1, tzinfo=UTC), Position.of(99), requested, outcomes, None, version, ""
+    )
 
 
 def _record(state: CampaignState = CampaignState.RUNNING, **values: int) -> CampaignRecord:

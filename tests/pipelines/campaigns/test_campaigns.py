@@ -118,11 +118,13 @@ async def history(connection: Connection, rollout: str) -> list[str]:
     return [stored.event.type async for stored in replay(connection, subjects=pattern) if stored.event]
 
 
-async def all_have(connection: Connection, wanted: list[str]) -> None:
+async def all_have(
+    connection: Connection, wanted: list[str], rollouts: Sequence[str] = tuple(ROLLOUTS)
+) -> None:
     """Wait until every rollout has this history."""
     async with asyncio.timeout(30):
         while True:
-            found = [await history(connection, rollout) for rollout in ROLLOUTS]
+            found = [await history(connection, rollout) for rollout in rollouts]
             if all(one == wanted for one in found):
                 return
             await asyncio.sleep(0.05)

@@ -25,6 +25,7 @@ from orchard.schemas.campaigns import (
 )
 from orchard.schemas.events import RolloutAborted, make_event, payload
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.positions import Position
 from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.storage.settings import ArchiveSettings
@@ -240,7 +241,9 @@ async def test_what_a_dead_worker_held_of_a_cancelled_campaign_ends_and_is_not_a
     archiving = Archiving(connection, str(tmp_path / "store"), blobs, ArchiveSettings())
     known = await CampaignBook(connection).get("demo")
     assert known is not None
-    progress = CampaignProgress("demo", datetime.now(UTC), 1, SPEC.size, SPEC.size - 1, None, 0, "")
+    progress = CampaignProgress(
+        "demo", datetime.now(UTC), Position.of(1), SPEC.size, SPEC.size - 1, None, 0, ""
+    )
     assert "1 rollouts that no one has ended" in await archiving._open_because(progress, known[0])
 
     reconciler = Reconciler(connection, blobs)

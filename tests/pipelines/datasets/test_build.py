@@ -37,11 +37,14 @@ from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.messages import MessageNode, TokenRecord
 from orchard.schemas.notes import RolloutNoted
 from orchard.schemas.outcomes import ExitStatus
+from orchard.schemas.positions import Position
 from orchard.schemas.protection import Protected
 from orchard.storage.reader import open_tables
 from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events
 from orchard.streams.connection import Connection
-from tests.trajectory_log import llm_call
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
+from tests.trajectory_log import Author, llm_call
 
 
 def settings(tokenizer: str, **changes: object) -> DatasetSettings:
@@ -105,6 +108,23 @@ async def test_later_events_change_nothing_of_an_earlier_range(
     ]
     with pytest.raises(Exception, match="complete up to"):
         build(store, settings(tokenizer), tmp_path / "future", as_of=now.range.last + 1)
+
+
+@pytest.mark.long
+async def test_a_range_is_the_last_sequence_of_each_event_stream(
+    connection: Connection, keep, tokenizer, tmp_path
+) -> None:
+    await declare(connection, NatsSettings(event_streams=4), [])
+    author = Author("wide", streams=4)
+    store = await keep(a_campaign(author, 6))
+    before = build(store, settings(tokenizer), tmp_path / "before")
+    assert isinstance(before.range.last, tuple) and len(before.range.last) == 4
+    await keep(author.rollout(40, ["ls", "submit"], resolved=True))
+    assert build(store, settings(tokenizer), tmp_path / "now").rows == before.rows + 1
+    for number, made in enumerate((store, await keep(store="other"))):
+        out = tmp_path / f"again-{number}"
+        assert build(made, settings(tokenizer), out, as_of=before.range.last).sha256 == before.sha256
+        assert read_manifest(out).range == before.range
 
 
 @pytest.mark.long
@@ -473,7 +493,7 @@ async def test_a_row_leads_back_to_its_events(keep, author, tokenizer: str, tmp_
     row = find_row(tmp_path / "out", "2")
     assert find_row(tmp_path / "out", row.example_id[:10]).example_id == row.example_id
     with open_tables(store) as tables:
-        events = origin(tables, row, made.range.last)
+        events = origin(tables, row, Position.of(made.range.last))
     kinds = [event[1] for event in events]
     assert kinds[:2] == ["rollout.requested", "rollout.started"]
     assert {"message.appended", "rollout.finished", "value.annotated"} < set(kinds)
