@@ -179,7 +179,8 @@ async def pod_agent(
     if user.isdigit():
         start = [*become(int(user)), *start]
     base = [] if root is None else ["--bind", str(root), "/"]
-    serve = launch.command(PLACE, "--serve", "--port", "0", "--sandbox", ID, "--grace", str(grace))
+    own = ("--grace", str(grace)) if grace else ()
+    serve = launch.command(PLACE, "--serve", "--port", "0", "--sandbox", ID, *own)
     with container(payload, [*start, *serve], *base, *options, user=user, **popen) as (process, pid):
         agent = PodAgent(process, port_told(process), pid)
         try:
