@@ -1,7 +1,6 @@
 """The sandbox service's HTTP contract as records; docs/schemas/openapi.json has its routes.
 
 Field names, defaults and states are those of the published Orchard Env, so that its clients work unchanged.
-Requests leave out what has its default: a service of the version before refuses fields that it does not know.
 """
 
 from enum import StrEnum
@@ -82,6 +81,8 @@ ENDED_WITH_SANDBOX = frozenset(
 
 
 class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Leaves out what has its default: a service of the version before refuses a field that it lacks."""
+
     image: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
     block_network: bool = True
     """False: the sandbox has a network of its own with outbound connections to public addresses; inbound is
@@ -155,7 +156,7 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Ours: whether its processes are frozen, until it is resumed."""
 
 
-class ExecRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     command: str | list[str]
     """Command line for the image's shell, or an argument list that is executed as it is."""
     timeout_seconds: Seconds = 300.0
@@ -207,7 +208,7 @@ class JobQueued(msgspec.Struct, frozen=True, kw_only=True):
     status: JobStatus = JobStatus.QUEUED
 
 
-class ApplyPatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ApplyPatch(msgspec.Struct, frozen=True, kw_only=True):
     patch: str
     timeout_seconds: Seconds = 30.0
     cwd: str = "/workspace"
@@ -222,7 +223,7 @@ class PatchResult(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class UploadFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class UploadFile(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     content: str
     """Content of the file in Base64."""
@@ -230,7 +231,7 @@ class UploadFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Ours: mode in octal digits; None: 0644, or that of the file that is replaced."""
 
 
-class MoveFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MoveFile(msgspec.Struct, frozen=True, kw_only=True):
     """Moves the file or directory at `path` to `target`, in place of a file or an empty directory there."""
 
     path: str
@@ -276,7 +277,7 @@ class FileList(msgspec.Struct, frozen=True, kw_only=True):
     files: list[FileEntry]
 
 
-class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Makes the sandbox's file system, as it is now, an image that sandboxes can be created from."""
 
     image: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
@@ -303,13 +304,13 @@ class SnapshotDeleted(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
-class RestoreSandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RestoreSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """Restores the snapshot of this name; all processes end."""
 
     name: str
 
 
-class PullImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PullImage(msgspec.Struct, frozen=True, kw_only=True):
     """Pulls an image from a registry, so that sandboxes can be created from it."""
 
     reference: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
@@ -347,7 +348,7 @@ class ImageDeleted(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
-class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """Starts independent sandboxes from the file system that this one has now. A field that is None is
     inherited."""
 
@@ -365,7 +366,7 @@ class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Name of a snapshot to start from, in place of the present file system."""
 
 
-class ImageDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ImageDemand(msgspec.Struct, frozen=True, kw_only=True):
     """Tells a cluster which images will soon be asked for, so that its warm pools follow. It holds for a
     minute."""
 
@@ -376,7 +377,7 @@ class ImageDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Sandboxes that will be asked for, by image; images that are left out have none."""
 
 
-class PrepareImages(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PrepareImages(msgspec.Struct, frozen=True, kw_only=True):
     """Pulls images to all nodes of a cluster, a step at each request: repeat it until it is done."""
 
     images: Annotated[

@@ -34,7 +34,13 @@ GUIDES = ROOT / "docs" / "how-to"
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*?) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
 )
-NEEDS = ("tasks of your own", "a trained model", "a dead letter", "a sign-in proxy")
+NEEDS = (
+    "tasks of your own",
+    "a trained model",
+    "a dead letter",
+    "a sign-in proxy",
+    "a cluster's NATS server",
+)
 STAND_INS = ("kubernetes", "docker", "an installation")
 MARKS = re.compile(
     r"file: [\w.-]+|runs on|stop first|drawing"

@@ -19,7 +19,7 @@ from tests.injector.conftest import Archives, Service
 from tests.injector.registry import Registry
 from tests.tiny_tasks import tiny_task
 
-pytestmark = pytest.mark.needs_root("layers have owners")
+pytestmark = [pytest.mark.long, pytest.mark.needs_root("layers have owners")]
 
 
 @pytest.fixture

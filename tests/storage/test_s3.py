@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from orchard.schemas.positions import START, Position
 from orchard.storage import compaction
 from orchard.storage.blobs import BlobStore
 from orchard.storage.delta import StoreTable
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import StorageError, StoreBusy, StoreUnreachable
 from orchard.storage.location import Location
-from orchard.storage.reader import last_event_id, open_tables, position
+from orchard.storage.reader import last_event_ids, open_tables, position
 from orchard.storage.tables import EVENTS
 from orchard.storage.upkeep.maintenance import check, compact, rebuild_derived, rebuild_events
 from orchard.storage.writing.writer import Writer, WriterSettings
@@ -123,8 +124,8 @@ async def test_connections_that_break_lose_and_double_nothing(
     await _publish(publisher, log, range(4))
     last = (await bounds(connection, names.EVENTS)).last
     faults.share = 0.1
-    failures, reached = 0, 0
-    while reached < last:
+    failures, reached = 0, START
+    while reached.last(0) < last:
         try:
             await _write(s3_store, connection, rows=20)
             reached = await asyncio.to_thread(position, s3_store)
@@ -150,7 +151,7 @@ async def test_a_file_that_comes_short_is_a_store_that_cannot_be_used(
     for size in (100, 0):
         os.truncate(location.key("tables", EVENTS, events.files()[-1].path), size)
         with pytest.raises(StoreUnreachable, match="Parquet"):
-            last_event_id(location, events.files(), 1)
+            last_event_ids(location, events.files(), Position((1,)))
 
 
 async def test_a_service_that_stalls_does_not_stop_the_writers_process(
@@ -193,7 +194,7 @@ async def test_sigkill_on_s3_loses_and_doubles_nothing(
         await _publish(publisher, log, range(kill * 4, kill * 4 + 4))
         goal = before + chance.randrange(5, 20)
         async with writer_process(s3_store, nats_server.url) as process:
-            while await asyncio.to_thread(position, s3_store) < goal:
+            while (await asyncio.to_thread(position, s3_store)).last(0) < goal:
                 assert process.returncode is None
                 await asyncio.sleep(0.1)  # a look is five requests to a service that the writer needs too
             process.send_signal(signal.SIGKILL)
