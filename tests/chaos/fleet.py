@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,8 @@ class Fleet:
         """Requests that are on the queue, or in work, as the scaler last saw."""
         self.others: dict[str, int] = {"driver": os.getpid()}
         """Processes that are measured and not started here."""
+        self._done, self._started = 0, 0
+        """Rollouts that were done, and workers that were started, when a server was taken away."""
 
     @property
     def orchard(self) -> list[str]:
@@ -161,6 +163,18 @@ class Fleet:
             self.processes.kill(self.dice.choice(sorted(found)))
             self.report.kills[kind] += 1
 
+    def take_away(self, done: int) -> None:
+        """SIGKILL one NATS server, which comes back after the time asked for; later calls count what is done
+        without it."""
+        report = self.report
+        if not report.away:
+            report.away = self.dice.choice(sorted(self.processes.named("nats")))
+            self._done, self._started = done, report.workers_started
+            self.processes.kill(report.away, self.size.away * 60)
+        elif not self.processes.runs(report.away):
+            report.done_while_away = done - self._done
+            report.started_while_away = report.workers_started - self._started
+
 
 async def carry_out(fleet: Fleet, session: Session, trigger: Trigger, polling: float) -> None:
     """The campaign with its kills, until every rollout is finished and no worker runs."""
@@ -172,7 +186,7 @@ async def carry_out(fleet: Fleet, session: Session, trigger: Trigger, polling: f
         )  # the writer, which does it too, is still starting
         refs = await TaskRegistry(Publisher(connection), session.blobs).register(tasks())
         campaigns = Campaigns(connection, session.blobs)
-        walk = Walk(size, fleet.kill)
+        walk = Walk(size, fleet)
         try:
             async with asyncio.timeout(size.minutes and size.minutes * 60):
                 await walk.through(campaigns.submit(spec_of(refs, size.rollouts)), connection)
@@ -192,9 +206,9 @@ async def carry_out(fleet: Fleet, session: Session, trigger: Trigger, polling: f
 class Walk:
     """Follows a campaign while it is submitted and worked on, and kills by its progress."""
 
-    def __init__(self, size: Size, kill: Callable[[], None]) -> None:
+    def __init__(self, size: Size, fleet: Fleet) -> None:
         self._size = size
-        self._kill = kill
+        self._fleet = fleet
         self._killed = 0
         self._offered = 0
 
@@ -217,7 +231,9 @@ class Walk:
                     due = done * (size.kills + 1) // size.rollouts
                     if self._killed < min(due, size.kills):
                         self._killed += 1
-                        self._kill()
+                        self._fleet.kill()
+                    if size.away and 2 * done >= size.rollouts:
+                        self._fleet.take_away(done)
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def _submit(self, offering: AsyncIterator[OfferProgress]) -> None:
@@ -303,6 +319,12 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--max-age", type=float, default=300.0, help="of a worker, in seconds")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--away",
+        type=float,
+        default=0.0,
+        help="minutes that a NATS server is gone, from half of the rollouts on",
+    )
     parser.add_argument("--minutes", type=float, help="then what is open is cancelled")
     parser.add_argument("--store", type=Path, help="kept, and gone on with; a temporary one otherwise")
     parser.add_argument(

@@ -59,6 +59,7 @@ class Processes:
     """The exit status of each that is not kept and ended."""
     _running: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     _keepers: set[asyncio.Task[None]] = field(default_factory=set)
+    _away: dict[str, float] = field(default_factory=dict)
     _stopping: bool = False
 
     async def start(
@@ -88,15 +89,20 @@ class Processes:
                 del self._running[name]
                 self.ends[name] = status
                 return
-            await asyncio.sleep(1.0)  # as a kubelet, which waits too
+            await asyncio.sleep(self._away.pop(name, 1.0))  # as a kubelet, which waits too
             await self._start(name, command, environment)
 
     def named(self, *prefixes: str) -> list[str]:
-        """Names of those that run now."""
+        """Names of those that run now, or are about to be started again."""
         return [name for name in self._running if name.startswith(prefixes)]
 
-    def kill(self, name: str) -> None:
-        """SIGKILL; nothing where it has just ended."""
+    def runs(self, name: str) -> bool:
+        return self._running[name].returncode is None
+
+    def kill(self, name: str, away: float = 1.0) -> None:
+        """SIGKILL; nothing where it has just ended. One that is kept is started again so many seconds
+        later."""
+        self._away[name] = away
         with contextlib.suppress(ProcessLookupError):
             self._running[name].kill()
 

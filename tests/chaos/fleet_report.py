@@ -37,6 +37,8 @@ class Size:
     minutes: float | None = None
     """What is open then is cancelled, and has that outcome; None: it may take as long as it likes."""
     seed: int = 1
+    away: float = 0.0
+    """Minutes for which one NATS server is gone, from half of the rollouts on."""
 
 
 @dataclass
@@ -45,6 +47,12 @@ class Report:
 
     size: Size
     kills: Counter[str] = field(default_factory=Counter)
+    away: str = ""
+    """The NATS server that was gone for the time asked for."""
+    done_while_away: int = 0
+    """Rollouts that ended meanwhile."""
+    started_while_away: int = 0
+    """Workers that were started meanwhile."""
     workers_started: int = 0
     workers_at_once: int = 0
     workers_ended: Counter[str] = field(default_factory=Counter)
