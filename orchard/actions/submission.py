@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
-from orchard.injector.errors import SandboxError
 from orchard.schemas.campaigns import CampaignSpec, TakeoverPlan
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.llm_calls import ModelKind
@@ -38,6 +37,8 @@ async def check_programs(session: Session, harnesses: Iterable[str]) -> None:
 
 async def sandbox_copies(session: Session) -> bool | None:
     """Whether the sandbox service has copies of sandboxes; None if that cannot be asked from here."""
+    from orchard.injector.errors import SandboxError
+
     try:
         async with session.sandboxes() as client:
             return (await client.health()).copies
