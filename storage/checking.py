@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from orchard.schemas.positions import START, STREAM_BITS, Position, stream_of
+from orchard.schemas.positions import START, STREAM_BITS, Position, sequence_in, stream_of
 from orchard.storage.blobs import BlobStore
 from orchard.storage.delta import DataFile, stale_from, verify_file
 from orchard.storage.derive import derive_tables
@@ -188,7 +188,8 @@ def _misplaced(connection: duckdb.DuckDBPyConnection, snapshot: StoreSnapshot) -
         if table == EVENTS:
             held = {stream: (rows, first, last) for stream, rows, _, first, last in found}
             for stream, end in enumerate(written):
-                rows, first, last_row = held.get(stream, (0, 1, 0))
+                before = sequence_in(stream, 0)
+                rows, first, last_row = held.get(stream, (0, before + 1, before))
                 if rows != last_row - first + 1 or last_row != end:
                     yield f"events: {rows} rows for sequences {first} to {end}: {mending(table)}"
     for query, finding in _SUSPECTS.items():

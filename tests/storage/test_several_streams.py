@@ -103,6 +103,21 @@ async def test_every_writer_and_rebuild_gives_the_same_rows(
     assert check(store) == []
 
 
+async def test_streams_without_an_event_are_whole(
+    connection: Connection, publisher: Publisher, store: str, wide: Log
+) -> None:
+    found = [wide.whole_rollout(sample) for sample in range(12)]
+    await publisher.events(
+        [one for each in found for one in each if rollout_stream(one.rollout_id or "") == 3]
+    )
+    await written(store, connection)
+    assert [own_sequence(end) > 0 for end in position(store)] == [False, False, False, True]
+    assert check(store) == []
+    live = store_digests(store)
+    assert await rebuild_events(store, connection) == await log_end(connection)
+    assert store_digests(store) == live and check(store) == []
+
+
 @pytest.mark.long
 async def test_a_killed_writer_loses_and_doubles_nothing(
     nats_server: EmbeddedServer, connection: Connection, publisher: Publisher, store: str, wide: Log, tmp_path
