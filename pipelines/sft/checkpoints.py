@@ -31,7 +31,7 @@ _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 """Options that leave frozen weights out of a checkpoint: the model that a run starts from has them."""
 
 
-class Position(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingPosition(msgspec.Struct, frozen=True, kw_only=True):
     """The position of a fine-tuning run."""
 
     settings_hash: str
@@ -41,7 +41,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     trained_tokens: int = 0
 
-    def after(self, step: TrainingStep) -> "Position":
+    def after(self, step: TrainingStep) -> "TrainingPosition":
         """The position after `step`."""
         return msgspec.structs.replace(
             self,
@@ -125,7 +125,7 @@ class Checkpoints(Generic[S]):
         return sorted(self._directory.glob(f"{_PREFIX}*"))
 
 
-def same_run(checkpoint: Position, start: Position, out: Path) -> None:
+def same_run(checkpoint: TrainingPosition, start: TrainingPosition, out: Path) -> None:
     """Raise TrainingError where a checkpoint belongs to other settings or data than the run's start."""
     for what, then, now in (
         ("another configuration", checkpoint.settings_hash, start.settings_hash),

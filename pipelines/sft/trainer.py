@@ -19,7 +19,7 @@ from orchard.pipelines.models.directories import load_model, save_model
 from orchard.pipelines.models.tiny import parameters
 from orchard.pipelines.sft.adapters import add_adapter
 from orchard.pipelines.sft.attention import use_packed_attention
-from orchard.pipelines.sft.checkpoints import Checkpoints, Position, same_run, whole_weights
+from orchard.pipelines.sft.checkpoints import Checkpoints, TrainingPosition, same_run, whole_weights
 from orchard.pipelines.sft.layers import compiles, prepare_layers
 from orchard.pipelines.sft.loss import make_pack, summed_loss, trained_tokens
 from orchard.pipelines.sft.metrics import JsonLines, Sink, plot_steps, read_steps
@@ -230,7 +230,7 @@ def train(
     with joined(settings.threads) as processes, StopSignals() as stop:
         manifest = read_manifest(Path(settings.dataset))
         check_objective(manifest, settings)
-        position = Position(settings_hash=settings_hash(settings), dataset_sha256=manifest.sha256)
+        position = TrainingPosition(settings_hash=settings_hash(settings), dataset_sha256=manifest.sha256)
         if _finished(out, position):
             return out / MODEL
         rows = list(read_tokens(Path(settings.dataset)))
@@ -244,7 +244,7 @@ def train(
         eyes = eyes_of(model, processor, blobs.read)
         trainer = SftTrainer(settings, rows, model, processes, eyes, reference)
         out.mkdir(parents=True, exist_ok=True)
-        checkpoints = Checkpoints(out / CHECKPOINTS, processes, settings.keep_checkpoints, Position)
+        checkpoints = Checkpoints(out / CHECKPOINTS, processes, settings.keep_checkpoints, TrainingPosition)
         if (newest := checkpoints.newest()) is not None:
             same_run(newest, position, out)
             checkpoints.load(model, trainer.optimizers)
@@ -317,10 +317,10 @@ def train(
     return out / MODEL
 
 
-def _finished(out: Path, wanted: Position) -> bool:
+def _finished(out: Path, wanted: TrainingPosition) -> bool:
     """Whether the directory holds the model of this training."""
     try:
-        position = msgspec.json.decode((out / FINISHED).read_bytes(), type=Position)
+        position = msgspec.json.decode((out / FINISHED).read_bytes(), type=TrainingPosition)
     except FileNotFoundError:
         return False
     same = (position.settings_hash, position.dataset_sha256) == (wanted.settings_hash, wanted.dataset_sha256)

@@ -43,7 +43,7 @@ class ReverseTunnel(Protocol):
     """Number of times that the line broke and came back; connections open then were reset."""
 
 
-class Services(Protocol):
+class ServicesBeside(Protocol):
     """Programs of other images that run beside a sandbox, each in one of its own."""
 
     def sandbox(self, name: str) -> "Machine | None":
@@ -57,7 +57,7 @@ class Machine(Protocol):
     """One sandbox. Every method raises InfrastructureError if the sandbox, and not the command, failed:
     LimitExceeded if what runs in it took more than it may."""
 
-    services: Services | None
+    services: ServicesBeside | None
     """The services beside it; None: it has none."""
 
     async def run(

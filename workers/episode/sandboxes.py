@@ -37,7 +37,7 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.quantities import Size
 from orchard.schemas.sandboxes import ENDED_WITH_SANDBOX, OUTPUT_LIMIT, Job, JobEnding, SandboxStatus
 from orchard.workers.episode.listening import until_listening
-from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge, Services
+from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge, ServicesBeside
 from orchard.workers.episode.networks import SHUT, Network
 from orchard.workers.episode.settings import SandboxSettings as SandboxSettings
 from orchard.workers.failures import (
@@ -139,7 +139,7 @@ def _file_errors(path: str) -> Iterator[None]:
 class SandboxMachine:
     def __init__(self, sandbox: AsyncSandbox, output_limit: Size = OUTPUT_LIMIT) -> None:
         self.sandbox = sandbox
-        self.services: Services | None = None
+        self.services: ServicesBeside | None = None
         self._inside: set[int] = set()
         """Ports of the open reverse tunnels."""
         self._output_limit = output_limit

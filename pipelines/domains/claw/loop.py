@@ -73,7 +73,7 @@ class SynthesisGoal:
 
 
 @dataclass
-class Slot:
+class SynthesisSlot:
     """One proposal and what became of it."""
 
     steps: list[SynthesisStep] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Slot:
         return written[-1].artefact if written else None
 
 
-def slots_wanted(goal: SynthesisGoal, slots: Mapping[int, Slot]) -> int:
+def slots_wanted(goal: SynthesisGoal, slots: Mapping[int, SynthesisSlot]) -> int:
     """Number of slots that are proposed: more, when all have ended and too few were accepted."""
     count = 0
     while True:
@@ -118,7 +118,7 @@ def slots_wanted(goal: SynthesisGoal, slots: Mapping[int, Slot]) -> int:
 
 
 def next_of(
-    goal: SynthesisGoal, at: int, slot: Slot, known: Sequence[str]
+    goal: SynthesisGoal, at: int, slot: SynthesisSlot, known: Sequence[str]
 ) -> SynthesisRequest | SynthesisStep | None:
     """What a slot needs next: a request, or a step that follows from what is known; None at its end. `known`
     are the ideas of the slots before. The caller adds what is in blobs."""
@@ -176,7 +176,7 @@ class Run:
         self._artefacts = Artefacts(self.blobs)
         self._offered = OfferedRequests(self.connection, QUEUE.kind)
         self._requests: dict[str, SynthesisRequest] = {}
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, SynthesisSlot] = {}
 
     async def make(self, consumer: Consumer) -> list[Task]:
         """Run until enough tasks are accepted; returns them in the order of their slots, already in the
@@ -204,7 +204,7 @@ class Run:
         step = payload(event)
         if not isinstance(step, SynthesisStep):
             return
-        slot = self._slots.setdefault(step.slot, Slot())
+        slot = self._slots.setdefault(step.slot, SynthesisSlot())
         if not slot.take(step):
             return
         if step.step is SynthesisAction.PROPOSE and step.check is None and step.artefact is not None:
@@ -217,7 +217,7 @@ class Run:
         at, known = 0, list[str]()
         count = slots_wanted(self.wanted, self._slots)
         while at < count:
-            slot = self._slots.get(at, Slot())
+            slot = self._slots.get(at, SynthesisSlot())
             found = next_of(self.wanted, at, slot, known)
             if isinstance(found, SynthesisStep):
                 await self._publish(found)

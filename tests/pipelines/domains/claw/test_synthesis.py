@@ -15,7 +15,7 @@ from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings
 from orchard.pipelines.domains.claw.author import DRAFT_MISTAKES, IDEA_MISTAKES, MODEL, Author, mistake_of
 from orchard.pipelines.domains.claw.drafts import Idea, read_draft, words, wrong
-from orchard.pipelines.domains.claw.loop import Run, Slot, SynthesisGoal, next_of, slots_wanted
+from orchard.pipelines.domains.claw.loop import Run, SynthesisGoal, SynthesisSlot, next_of, slots_wanted
 from orchard.pipelines.domains.claw.report import Report, table
 from orchard.pipelines.domains.claw.steps import QUEUE, Artefacts, StepWorker, queue_of, step_entry
 from orchard.schemas.blobs import BlobRef
@@ -196,7 +196,7 @@ async def steps(pipeline: World, run: str, *, follow: bool = False) -> AsyncIter
 
 
 def a_request(step: SynthesisAction, **changes: Any) -> SynthesisRequest:
-    asked = next_of(SynthesisGoal(run="one", author=ANY, solver=ANY), 0, Slot(), [])
+    asked = next_of(SynthesisGoal(run="one", author=ANY, solver=ANY), 0, SynthesisSlot(), [])
     assert isinstance(asked, SynthesisRequest)
     return msgspec.structs.replace(asked, step=step, rollouts=2, **changes)
 
@@ -293,7 +293,7 @@ def test_more_is_proposed_when_too_little_was_accepted() -> None:
     ends = [
         SynthesisStep(slot=0, turn=0, step=step) for step in (SynthesisAction.ACCEPT, SynthesisAction.REJECT)
     ]
-    accepted, rejected = (Slot([end]) for end in ends)
+    accepted, rejected = (SynthesisSlot([end]) for end in ends)
     assert slots_wanted(goal, {}) == 5
     assert slots_wanted(goal, dict.fromkeys(range(4), accepted)) == 5, "one of them is open"
     assert slots_wanted(goal, dict.fromkeys(range(5), accepted)) == 5
