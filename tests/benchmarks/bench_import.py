@@ -75,8 +75,9 @@ def cpu(pid: int) -> float:
 
 
 def peak_mib(pid: int) -> int:
+    """Zero of a process that has ended."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM:"))
+    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 async def run(count: int, directory: Path) -> None:
