@@ -22,7 +22,7 @@ certificate() {  # certificate HOST: for the server on it
   printf 'subjectAltName=%s,DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth\n' "$name" > "$dir/ca/extensions"
   openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=$1" \
     -keyout "$place/new.key" -out "$dir/ca/host.csr" 2>/dev/null
-  openssl x509 -req -in "$dir/ca/host.csr" -CA "$dir/orchard/nats-ca/ca.crt" -CAkey "$dir/ca/ca.key" \
+  openssl x509 -req -in "$dir/ca/host.csr" -CA "$dir/ca/ca.crt" -CAkey "$dir/ca/ca.key" \
     -CAserial "$dir/ca/ca.srl" -CAcreateserial -days 825 -extfile "$dir/ca/extensions" -out "$place/tls.crt" 2>/dev/null
   chmod 640 "$place/new.key"  # of the group orchard, for NATS
   mv "$place/new.key" "$place/tls.key"
