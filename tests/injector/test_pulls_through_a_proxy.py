@@ -89,7 +89,11 @@ async def test_the_proxy_and_the_authorities_are_those_of_the_services_environme
             "{proxy}",
             r"answers 403 .*: correct HTTPS_PROXY, or add other\.example to NO_PROXY",
         ),
-        (IMAGE, "http://we:wrong@127.0.0.1:1", r"127\.0\.0\.1:1 cannot be reached .*: correct HTTPS_PROXY"),
+        (
+            IMAGE,
+            "http://we:wrong@127.0.0.1:1",
+            r"the proxy 127\.0\.0\.1:1 cannot be reached: correct HTTPS_PROXY",
+        ),
         (IMAGE, "socks5://we:wrong@127.0.0.1:1", "HTTPS_PROXY is no address of an HTTP proxy: write http://"),
     ],
 )

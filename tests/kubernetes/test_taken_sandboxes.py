@@ -4,7 +4,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -194,7 +194,8 @@ async def test_a_rollout_whose_agents_secret_is_exchanged_asks_its_model_nothing
     monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
     monkeypatch.setenv("SANDBOX_API_KEY", KEY)
     commands = ("ls", f"touch {BEGUN}; sleep 5", REPAIR)
-    with serving(cluster, namespace, agent_secret, tmp_path, settings=SIZES) as before:
+    with ExitStack() as services:
+        before = services.enter_context(serving(cluster, namespace, agent_secret, tmp_path, settings=SIZES))
         async with world(nats_server.url, before.url, tmp_path / "store", commands) as place:
             (rollout,) = await place.submit(tiny_task(1, image=cluster.images.full))
             async with place.working():
@@ -202,19 +203,19 @@ async def test_a_rollout_whose_agents_secret_is_exchanged_asks_its_model_nothing
                 await until_begun(sandbox)
                 before.stop()
                 other = secrets.token_hex(32)
-                with serving(cluster, namespace, other, tmp_path, port=before.port, settings=SIZES):
-                    with pytest.raises(SandboxUnavailable, match="another agent secret"):
-                        async with before.client(retry_seconds=0.0) as client:
-                            await (await client.get_sandbox(sandbox.sandbox_id)).exec("true", cwd="/")
-                    cluster.kubectl("delete", "pods", "-l", "app=sandbox", "-n", namespace, "--wait=false")
-                    outcome = payload((await place.outcomes(rollout))[rollout])
+                services.enter_context(
+                    serving(cluster, namespace, other, tmp_path, port=before.port, settings=SIZES)
+                )
+                with pytest.raises(SandboxUnavailable, match="another agent secret"):
+                    async with before.client(retry_seconds=0.0) as client:
+                        await (await client.get_sandbox(sandbox.sandbox_id)).exec("true", cwd="/")
+                cluster.kubectl("delete", "pods", "-l", "app=sandbox", "-n", namespace, "--wait=false")
+                outcome = payload((await place.outcomes(rollout))[rollout])
             assert isinstance(outcome, RolloutFinished), outcome
             assert (outcome.exit_status.value, outcome.resolved) == ("submitted", True)
             assert set(place.model.turns().values()) == {1}
-            assert await place.rows("select ending from attempts order by attempt") == [
-                ("released",),
-                ("completed",),
-            ]
+            rows = await place.rows("select ending from attempts order by attempt")
+    assert rows == [("released",), ("completed",)]
 
 
 async def _another(client: AsyncSandboxClient, rollout: str, seen: set[str]) -> AsyncSandbox:

@@ -1,6 +1,6 @@
 """Which proxy a pull goes through: the one of HTTPS_PROXY, or of HTTP_PROXY for a registry without TLS."""
 
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
 
@@ -21,9 +21,9 @@ def proxy_of(url: URL) -> URL | None:
     NO_PROXY has names and addresses, separated by commas, each for what ends in it, too; `*` is all. Raises
     RequestInvalid (`proxy_invalid`).
     """
-    text = getproxies_environment().get(url.scheme)
+    text = getproxies().get(url.scheme)
     host = url.host or ""
-    if not text or local(host) or proxy_bypass_environment(f"{host}:{url.port}"):
+    if not text or local(host) or proxy_bypass(f"{host}:{url.port}"):
         return None
     try:
         proxy = URL(text)

@@ -280,7 +280,7 @@ class Registry:
         except aiohttp.ClientConnectorCertificateError as error:
             raise _untrusted(error) from error
         except aiohttp.ClientProxyConnectionError as error:
-            raise _ProxyFails(_of_the_proxy(url, f"cannot be reached ({error.strerror})")) from error
+            raise _ProxyFails(_of_the_proxy(url, f"{error.host}:{error.port} cannot be reached")) from error
         except aiohttp.ClientHttpProxyError as error:
             what = _of_the_proxy(url, f"answers {error.status} {error.message} for {url.host}")
             if error.status in _PASSING:
@@ -353,9 +353,7 @@ def _untrusted(error: aiohttp.ClientConnectorCertificateError) -> RegistryUnavai
 
 
 def _of_the_proxy(url: URL, how: str) -> str:
-    proxy = proxy_of(url)
-    where = "" if proxy is None else f"{proxy.host}:{proxy.port} "
-    return f"the proxy {where}{how}: correct {variable(url)}, or add {url.host} to NO_PROXY, {WHERE_SET}"
+    return f"the proxy {how}: correct {variable(url)}, or add {url.host} to NO_PROXY, {WHERE_SET}"
 
 
 def _refused(what: str) -> RequestInvalid:
