@@ -24,13 +24,14 @@ class CompanyProxy:
         """`behind` gives a URL of what answers for `host`; files are written to `home`."""
         self.connected: Counter[str] = Counter()
         self.port = 0
+        self.reading = 0
+        """Port at which it answers for the host itself."""
         self.account: tuple[str, str] | None = None
         """User and password that it asks for."""
         self.authority = home / "bundle.crt"
         self._host = host
         self._behind = behind
         self._home = home
-        self._reading = 0
 
     @property
     def url(self) -> str:
@@ -44,7 +45,7 @@ class CompanyProxy:
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self._certified()).start()
-        self._reading = runner.addresses[0][1]
+        self.reading = runner.addresses[0][1]
         server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:
@@ -88,7 +89,7 @@ class CompanyProxy:
                 writer.write(f"HTTP/1.1 {refusal}\r\nContent-Length: 0\r\n\r\n".encode())
                 writer.close()
                 return
-            onward, back = await asyncio.open_connection("127.0.0.1", self._reading)
+            onward, back = await asyncio.open_connection("127.0.0.1", self.reading)
             writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
             await asyncio.gather(copied(reader, back), copied(onward, writer))
 

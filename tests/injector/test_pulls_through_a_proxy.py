@@ -10,6 +10,7 @@ import pytest
 from yarl import URL
 
 from orchard.injector.agent.errors import AgentError, RequestInvalid
+from orchard.injector.agent.local.image_process import bring
 from orchard.injector.agent.local.proxies import proxy_of
 from orchard.injector.agent.local.pulling import Pull, pull
 from orchard.injector.agent.local.registry import PullRetry
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tests.injector.conftest import Archives, Service
 
 HOST = "registry.example"
+NEAR = "0x7f000001"
+"""A name of 127.0.0.1, with which TLS is used."""
 IMAGE = f"{HOST}/tools/tiny:1"
 IMPATIENT = PullRetry(tries=2, pause=0.0, second_look=0.0)
 SECRET = "correct horse"
@@ -72,6 +75,27 @@ async def test_the_proxy_and_the_authorities_are_those_of_the_services_environme
     finally:
         await asyncio.to_thread(service.stop)
     assert proxy.connected.keys() == {f"{HOST}:443"}
+
+
+@pytest.mark.needs_root("layers have owners")
+async def test_a_registry_with_an_authority_of_its_own_is_reached_without_the_proxy(
+    proxy: CompanyProxy,
+    registry: Registry,
+    archives: "Archives",
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry.push("1", archives.layer(("x", b"x", 0o644)))
+    place = tmp_path / "near"
+    place.mkdir()
+    near = CompanyProxy(NEAR, lambda: f"http://{registry.address}", place)
+    async with near.running():
+        registry.realm = f"https://{NEAR}:{near.reading}/token"
+        monkeypatch.setenv("NO_PROXY", NEAR)
+        monkeypatch.setenv("SSL_CERT_FILE", str(near.authority))
+        image = f"{NEAR}:{near.reading}/tools/tiny:1"
+        assert (await bring(tmp_path / "state", "pull", {"reference": image})).name == image
+    assert registry.asked("manifests", "1") and not proxy.connected
 
 
 @pytest.mark.parametrize(
