@@ -53,7 +53,7 @@ async def proxy(
 
 
 @pytest.mark.needs_root("layers have owners")
-async def test_the_proxy_and_the_authorities_are_those_of_the_services_environment(
+async def test_proxy_authorities_and_limit_are_those_of_the_services_environment(
     proxy: CompanyProxy,
     registry: Registry,
     archives: "Archives",
@@ -63,13 +63,16 @@ async def test_the_proxy_and_the_authorities_are_those_of_the_services_environme
     proxy.account, registry.account = ("we", "and-the-proxy"), ("me", SECRET)
     layer = registry.push("1", archives.layer(("x", b"x" * 3_000_000, 0o644)), pack=bytes)["layers"][0]
     registry.faults[layer["digest"]] = [registries.redirect("https://127.1/layer")]
-    settings = {"HTTPS_PROXY": proxy.url, "SSL_CERT_FILE": str(proxy.authority)}
+    registry.push("large", archives.layer(("x", b"x" * 5_000_000, 0o644)), pack=bytes)
+    settings = {"HTTPS_PROXY": proxy.url, "SSL_CERT_FILE": str(proxy.authority), "ORCHARD_IMAGE_LIMIT": "4Mi"}
     service = await asyncio.to_thread(start_service, tmp_path / "state", env=settings)
     try:
         async with service.client() as client:
             with pytest.raises(SandboxRequestInvalid, match=r"the private address 127\.0\.0\.1"):
                 await client.pull_image(IMAGE, username="me", password=SECRET)
             assert (await client.pull_image(IMAGE, username="me", password=SECRET)).name == IMAGE
+            with pytest.raises(SandboxRequestInvalid, match="ORCHARD_IMAGE_LIMIT"):
+                await client.pull_image(f"{HOST}/tools/tiny:large", username="me", password=SECRET)
             async with await client.create_sandbox("host") as sandbox:
                 assert "and-the-proxy" not in (await sandbox.exec("env; cat /proc/1/environ")).stdout
     finally:
