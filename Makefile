@@ -197,10 +197,9 @@ test test-long test-all: DEBIAN += jq:jq npm:npm busybox:busybox-static kubectl:
 test test-long test-all bench demo-gui: DEBIAN += chromium:chromium
 test-all: DEBIAN += buildah:buildah podman:podman runc:runc linux.uml:user-mode-linux modprobe:kmod setquota:quota mkfs.ext4:e2fsprogs \
 	mount.nfs:nfs-common rpc.nfsd:nfs-kernel-server gcc:gcc
-test-kubernetes: DEBIAN += kubectl:kubernetes-client
+test-kubernetes: DEBIAN += kubectl:kubernetes-client busybox:busybox-static openssl:openssl containerd:containerd
 ifndef KUBECONFIG
-test-kubernetes: DEBIAN += busybox:busybox-static debootstrap:debootstrap openssl:openssl ip:iproute2 etcd:etcd-server \
-  containerd:containerd runc:runc /usr/lib/cni/bridge:containernetworking-plugins
+test-kubernetes: DEBIAN += debootstrap:debootstrap ip:iproute2 etcd:etcd-server runc:runc /usr/lib/cni/bridge:containernetworking-plugins
 endif
 .PHONY: debian
 debian:

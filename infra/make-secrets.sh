@@ -32,12 +32,14 @@ mkdir -p "$own/sandbox-key" "$own/nats-tls" "$own/nats-ca" "$dir/ca"
 cut -d, -f1 "$own/sandbox-keys/keys" | tr -d '\n' > "$own/sandbox-key/key"
 
 if [ ! -s "$dir/ca/ca.key" ]; then
-  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj "/CN=orchard NATS" \
+  # A name of its own: of two authorities with one name clients would try one alone.
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj "/CN=orchard NATS $(openssl rand -hex 4)" \
     -addext "keyUsage=critical,keyCertSign,cRLSign" -keyout "$dir/ca/ca.key" -out "$dir/ca/ca.crt" 2>/dev/null
 fi
 [ -s "$dir/ca/ca.crt" ] || cp "$own/nats-ca/ca.crt" "$dir/ca/ca.crt"  # until 0.1 it was there alone
-cp "$dir/ca/ca.crt" "$own/nats-ca/ca.crt"
-cp "$dir/ca/ca.crt" "$own/nats-tls/ca.crt"
+cat "$dir/ca/ca.crt" > "$own/nats-ca/ca.crt"
+[ ! -s "$dir/ca/old.crt" ] || cat "$dir/ca/old.crt" >> "$own/nats-ca/ca.crt"  # while it is exchanged both are trusted
+cp "$own/nats-ca/ca.crt" "$own/nats-tls/ca.crt"
 if [ ! -s "$own/nats-tls/tls.key" ]; then
   cat > "$dir/ca/extensions" <<EXTENSIONS
 subjectAltName=DNS:nats.$namespace.svc.$domain,DNS:nats-monitoring.$namespace.svc.$domain,DNS:*.nats.$namespace.svc.$domain,DNS:nats.$namespace.svc,DNS:localhost

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes what each host has in /etc/orchard: DIR/hosts/HOST/, and DIR/hosts/operator/ for the laptop. The first host runs
 # NATS, writer, steward and archiver; each other one sandboxes and workers. A host is a DNS name or an IPv4 address.
+# With a file DIR/fronts, each host in it has one address for the sandbox services of all worker hosts.
 # Nothing secret is made twice: a run with one more host adds that host. Needs openssl. Keep DIR private.
 set -eu
 umask 077
@@ -21,7 +22,7 @@ certificate() {  # certificate HOST: for the server on it
   printf 'subjectAltName=%s,DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth\n' "$name" > "$dir/ca/extensions"
   openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=$1" \
     -keyout "$place/new.key" -out "$dir/ca/host.csr" 2>/dev/null
-  openssl x509 -req -in "$dir/ca/host.csr" -CA "$dir/orchard/nats-ca/ca.crt" -CAkey "$dir/ca/ca.key" \
+  openssl x509 -req -in "$dir/ca/host.csr" -CA "$dir/ca/ca.crt" -CAkey "$dir/ca/ca.key" \
     -CAserial "$dir/ca/ca.srl" -CAcreateserial -days 825 -extfile "$dir/ca/extensions" -out "$place/tls.crt" 2>/dev/null
   chmod 640 "$place/new.key"  # of the group orchard, for NATS
   mv "$place/new.key" "$place/tls.key"
@@ -77,5 +78,29 @@ for host in "$@"; do
   [ -s "$place/sandbox.env" ] || printf 'ORCHARD_SANDBOX__URL=https://%s:8443\nSANDBOX_API_KEY=p%s\n' \
     "$host" "$(openssl rand -hex 24)" > "$place/sandbox.env"
   cp "$place/sandbox.env" "$dir/hosts/operator/$host.env"
-  [ ! -s "$dir/models.env" ] || cp "$dir/models.env" "$place/models.env"
+  for file in models.env agent.env; do
+    [ ! -s "$dir/$file" ] || cp "$dir/$file" "$place/$file"
+  done
+done
+
+[ -s "$dir/fronts" ] || exit 0
+# A key that all services accept beside their own, which stays the one that may do everything.
+key=$dir/front.key
+[ -s "$key" ] || printf 'p%s' "$(openssl rand -hex 24)" > "$key"
+for host in "$@"; do
+  own=$(sed -n 's/^SANDBOX_API_KEY=//p' "$dir/hosts/$host/sandbox.env")
+  printf 'SANDBOX_ADMIN_KEYS=%s\nSANDBOX_API_KEY=%s\n' "$own" "$(cat "$key")" > "$dir/hosts/$host/orchestrator.env"
+done
+for front in $(cat "$dir/fronts"); do
+  place=$dir/hosts/$front
+  mkdir -p "$place"
+  cp "$dir/orchard/nats-ca/ca.crt" "$place/ca.crt"
+  certificate "$front"
+  printf 'ORCHARD_SANDBOX__URL=https://%s:8444\nSANDBOX_API_KEY=%s\n' "$front" "$(cat "$key")" > "$place/front.env"
+  cp "$place/front.env" "$dir/hosts/operator/$front-front.env"
+  for host in "$@"; do  # named after its host, whatever others there are
+    name=w$(printf %s "$host" | openssl dgst -sha256 -r | cut -c1-7)
+    printf '[upstreams.%s]\nurl = "https://%s:8443"\ntls_ca = "/etc/orchard/ca.crt"\n' "$name" "$host"
+  done > "$place/front.toml"
+  chmod 644 "$place/front.toml" "$place/ca.crt"
 done

@@ -57,8 +57,10 @@ _FIXED = {NEVER_PULLED: PullFailure.MISSING, "RegistryUnavailable": PullFailure.
 _WORDS = {
     PullFailure.NODE: r"pull qps exceeded|no space left on device|disk quota exceeded|read-only file system"
     r"|input/output error",
-    # Before denials: a quota is used up, or a token is out of date, for a while only.
-    PullFailure.REGISTRY: r"too ?many ?requests|rate (limit|exceeded)|throttl|quota exceeded"
+    # Before denials: a quota is used up, or a token is out of date, for a while only. Where a request failed
+    # without an answer of the registry, a proxy on the way may have forbidden it.
+    PullFailure.REGISTRY: r"failed to do request|token: (get|post)\b|proxy authentication required"
+    r"|too ?many ?requests|rate (limit|exceeded)|throttl|quota exceeded"
     r"|token has expired|\b408\b|\b429\b|\b5\d\d\b|no such host|server misbehaving|name resolution"
     r"|\btry again$|connection (refused|reset|timed out)|network is unreachable|no route to host|goaway"
     r"|stream error|i/o timeout|\btls\b|x509|certificate|deadline exceeded|context cancell?ed|\beof\b"

@@ -44,6 +44,7 @@ class Maintenance(BackgroundTask):
         self._settings = settings
         self._fingerprint = fingerprint
         self._demand = Demand(api, settings.namespace)
+        self._ahead = prepull.QueuePrepull(prepull.Prepull(api, settings), settings)
         self._slots = Slots(cache, settings.per_node)
         self._admission = PodAdmission(api, cache.path)
         self._asked = asyncio.Event()
@@ -81,9 +82,8 @@ class Maintenance(BackgroundTask):
     async def _round(self) -> None:
         now = asyncio.get_running_loop().time()
         self._room = {uid: since for uid, since in self._room.items() if now - since < SCHEDULING}
-        demand = (
-            await self._demand.images() if any(pool.most for pool in self._settings.warm.values()) else {}
-        )
+        ahead, follows = self._settings.prepull_queue, any(pool.most for pool in self._settings.warm.values())
+        demand = await self._demand.images() if ahead or follows else {}
         due = reconcile.actions(
             self._cache, self._settings, self._fingerprint, time.time(), demand, self._room.keys()
         )
@@ -92,6 +92,11 @@ class Maintenance(BackgroundTask):
                 log.warning("not done in this round: %s", result.detail)
             elif isinstance(result, BaseException):
                 log.error("not done in this round", exc_info=result)
+        if ahead:
+            try:
+                await self._ahead.step(demand)
+            except SandboxError as error:
+                log.warning("no image is pulled ahead in this round: %s", error.detail)
         loop = asyncio.get_running_loop()
         if loop.time() - self._swept > SWEEP:
             self._swept = loop.time()

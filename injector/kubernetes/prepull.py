@@ -6,12 +6,13 @@ All state is in the Pods, so any orchestrator can take the next step.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from orchard.injector.agent.interfaces import quantity
+from orchard.injector.errors import SandboxRequestInvalid
 from orchard.injector.kubernetes import image_pulls, pod_metadata
 from orchard.injector.kubernetes.api import ClusterApi, passing_over, selector
 from orchard.injector.kubernetes.image_pulls import PullFailure
@@ -33,6 +34,8 @@ BATCH = "orchard/images"
 """Label with a digest of the images that a Pod pulls."""
 KEPT = 600.0
 """Seconds for which the Pods of a client that has gone may still be asked about after their time is over."""
+AT_ONCE = 10
+"""Images of the queue that a node pulls before the next ones begin."""
 _TINY = {"cpu": "10m", "memory": "16Mi"}
 _LIMITS = {"cpu": "100m", "memory": "64Mi"}
 _FINAL = {
@@ -55,21 +58,77 @@ class Prepull:
         self._settings = settings
         self._path = f"/api/v1/namespaces/{settings.namespace}/pods"
 
-    async def step(self, images: Sequence[str]) -> PreparedImages:
-        """Begin or continue to pull `images`; returns how far it is. Raises SandboxRequestInvalid for images
-        that the settings do not permit, and SandboxUnavailable."""
+    async def nodes(self) -> list[ClusterNode]:
+        """List the nodes that take sandboxes. Raises SandboxUnavailable."""
+        found = await self._api.get(NodeList, "/api/v1/nodes", {"resourceVersion": "0"})
+        return [node for node in found.items if is_open(node, self._settings)]
+
+    async def step(
+        self, images: Sequence[str], nodes: Collection[ClusterNode] | None = None
+    ) -> PreparedImages:
+        """Begin or continue to pull `images` to `nodes`, or to all; returns how far it is. Raises
+        SandboxRequestInvalid for images that the settings do not permit, and SandboxUnavailable."""
         for image in images:
             self._settings.admit(image)
-        nodes = await self._api.get(NodeList, "/api/v1/nodes", {"resourceVersion": "0"})
+        nodes = await self.nodes() if nodes is None else nodes
         chosen = {"labelSelector": selector({**APP, BATCH: _batch(images)})}
         pods = await self._api.get(PodList, self._path, chosen)
-        step = next_step(images, nodes.items, pods.items, self._settings)
+        step = next_step(images, nodes, pods.items, self._settings)
         for body in step.create:
             with passing_over(409):
                 await self._api.create(Pod, self._path, body)
         for pod in step.delete:
             await self._api.delete(f"{self._path}/{pod.name}", {"gracePeriodSeconds": 0})
         return step.told
+
+
+class QueuePrepull:
+    """Pulls what the queue needs next: each image once to each node while this orchestrator leads."""
+
+    def __init__(self, prepull: Prepull, settings: KubernetesSettings) -> None:
+        self._prepull = prepull
+        self._settings = settings
+        self._there: dict[str, set[str]] = {}
+        """Images that were pulled, or will not come, by node."""
+        self._batch: tuple[list[str], set[str]] = ([], set())
+
+    async def step(self, waiting: Mapping[str, int]) -> None:
+        """Begin or continue; `waiting` counts the sandboxes by image. Raises SandboxUnavailable."""
+        if not (waiting or self._batch[0]):
+            return
+        nodes = {node.metadata.name: node for node in await self._prepull.nodes()}
+        if not self._batch[0]:
+            self._batch = next_batch(self._permitted(waiting), nodes.keys(), self._there)
+        images, names = self._batch
+        if not images:
+            return
+        told = await self._prepull.step(images, [nodes[name] for name in names if name in nodes])
+        if told.done:
+            self._there = {name: self._there.get(name, set()) for name in nodes}
+            for name in names & nodes.keys():
+                self._there[name].update(images)
+            self._batch = ([], set())
+
+    def _permitted(self, waiting: Mapping[str, int]) -> dict[str, int]:
+        found = dict(waiting)
+        for image in waiting:
+            try:
+                self._settings.admit(image)
+            except SandboxRequestInvalid:  # whoever asks for the sandbox is told
+                del found[image]
+        return found
+
+
+def next_batch(
+    waiting: Mapping[str, int], nodes: Collection[str], there: Mapping[str, Collection[str]]
+) -> tuple[list[str], set[str]]:
+    """Return the images to pull next, those that most wait for first, and the nodes that lack one of them."""
+    lacking = [
+        image
+        for image in sorted(waiting, key=lambda image: -waiting[image])
+        if any(image not in there.get(node, ()) for node in nodes)
+    ][:AT_ONCE]
+    return lacking, {node for node in nodes if any(image not in there.get(node, ()) for image in lacking)}
 
 
 def next_step(

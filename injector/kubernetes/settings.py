@@ -144,8 +144,11 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     warm_most: Annotated[int, msgspec.Meta(ge=0)] = 100
     """Most warm Pods that all pools together have beyond their `count`."""
 
+    prepull_queue: bool = False
+    """Whether images that waiting rollouts need are pulled to all nodes before sandboxes ask for them."""
     prepull_nodes: Annotated[int, msgspec.Meta(ge=1)] = 8
-    """Nodes that pull images ahead of sandboxes at the same time (`orchard sandbox prepull`)."""
+    """Nodes that pull images ahead of sandboxes at the same time, by `prepull_queue` or `orchard sandbox
+    prepull`."""
     prepull_disk_share: Share = 0.6
     """Share of a node's disk from which on its images are enough and none is pulled ahead."""
 

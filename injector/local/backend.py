@@ -35,6 +35,8 @@ LOG = "agent.log"
 ENVIRONMENT = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH"),
     *("ORCHARD_SANDBOX_DISK", "ORCHARD_SANDBOX_FILES", "ORCHARD_SANDBOX_COUNT", "ORCHARD_EGRESS_PRIVATE"),
+    *("ORCHARD_IMAGE_LIMIT", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy"),
 )
 """Variables that are passed to the agent; others may be keys."""
 T = TypeVar("T")

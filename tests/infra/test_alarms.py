@@ -1,7 +1,7 @@
 """Each alarm, driven to its limit and across it, by Prometheus' own tool; and what the processes say.
 
 Series of ours are those that the code exports. Names of the NATS exporter, KEDA and kube-state-metrics are
-from their documentation: none of these programs is here.
+from their documentation, and those of node_exporter from Debian's: none of these programs runs here.
 """
 
 import re
@@ -64,6 +64,10 @@ NORMAL: dict[str, str] = {
     'kube_cronjob_created{cronjob="janitor"}': f"{-9 * DAY}",
     'kube_cronjob_status_last_successful_time{cronjob="archiver"}': "0+60",
     'kube_cronjob_status_last_successful_time{cronjob="janitor"}': "0+60",
+    'up{job="log-host"}': "1",
+    'node_systemd_unit_state{name="orchard-archiver.timer",state="active"}': "1",
+    'node_systemd_unit_state{name="orchard-archiver.service",state="failed"}': "0",
+    'node_systemd_timer_last_trigger_seconds{name="orchard-archiver.timer"}': "0+60",
     **{f'kube_job_status_failed{{job_name="w-{number}"}}': "0" for number in range(4)},
     'kube_pod_container_status_waiting_reason{pod="w",reason="ImagePullBackOff"}': "0",
     'kube_pod_init_container_status_waiting_reason{pod="w",reason="ErrImagePull"}': "0",
@@ -127,6 +131,27 @@ FAULTS: list[tuple[str, Faulty]] = [
         {
             'kube_cronjob_status_last_successful_time{cronjob="janitor"}': ("_", "_"),
             'kube_cronjob_created{cronjob="janitor"}': ("3600", "3600"),
+        },
+    ),
+    (
+        "OrchardArchiverMissed",
+        {'node_systemd_unit_state{name="orchard-archiver.timer",state="active"}': ("1", "0")},
+    ),
+    (
+        "OrchardArchiverMissed",
+        {'node_systemd_unit_state{name="orchard-archiver.timer",state="active"}': ("1", "_")},
+    ),
+    (
+        "OrchardArchiverMissed",
+        {'node_systemd_unit_state{name="orchard-archiver.service",state="failed"}': ("0", "1")},
+    ),
+    (
+        "OrchardArchiverMissed",
+        {
+            'node_systemd_timer_last_trigger_seconds{name="orchard-archiver.timer"}': (
+                f"{-2 * DAY + 120 * 60}",
+                f"{-2 * DAY + 120 * 60}",
+            )
         },
     ),
     (
@@ -237,7 +262,7 @@ def _case(
         after = NORMAL.get(name, limit)
         if name.startswith("orchard_rollouts"):
             after = beyond  # a sum over all time does not fall
-        if "successful_time" in name:
+        if "successful_time" in name or "last_trigger" in name:
             after = f"{60 * ends}+60"
         looks[name] = " ".join(
             f"{value}x{minutes if value == '_' else minutes - 1}"  # `_x1` is one value, `0x1` are two

@@ -15,7 +15,7 @@ import pytest
 
 from orchard.streams.server import find_binary
 from tests.chaos.world import until
-from tests.infra.company_proxy import CompanyProxy
+from tests.company_proxy import CompanyProxy
 from tests.infra.conftest import (
     Manifest,
     Manifests,
@@ -163,7 +163,7 @@ async def test_model_calls_through_a_proxy_with_an_authority_of_its_own(
     async with one_server(items, secrets, tmp_path) as server:
         mounted: dict[str, str] = {}
         place = Cluster(items, secrets, server, tmp_path / "store", mounted)
-        proxy = CompanyProxy(lambda: place.oracle, tmp_path)
+        proxy = CompanyProxy("models.example", lambda: place.oracle, tmp_path)
         async with proxy.running():
             mounted |= {
                 "http://proxy.example:3128": proxy.url,
@@ -174,7 +174,7 @@ async def test_model_calls_through_a_proxy_with_an_authority_of_its_own(
             assert worker["HTTPS_PROXY"] == proxy.url and "127.0.0.1" in worker["NO_PROXY"]
             assert worker["SSL_CERT_FILE"] == str(proxy.authority)
             await campaign(place, tmp_path, "--model", "oracle", "--endpoint", "default")
-        assert proxy.connected.keys() == {f"{CompanyProxy.HOST}:443"}
+        assert proxy.connected.keys() == {"models.example:443"}
 
 
 @pytest.mark.slow

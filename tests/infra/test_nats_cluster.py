@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -31,7 +32,7 @@ from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.entries import named
 from tests.infra.cluster import SERVERS, Member, lag_of, members, url_of
-from tests.infra.conftest import Manifests
+from tests.infra.conftest import INFRA, Manifests
 from tests.infra.scaling import ScalingError, Trigger
 
 QUEUE = Queue()
@@ -346,3 +347,48 @@ async def test_servers_are_replaced_one_after_the_other_while_a_campaign_runs(
     assert set(campaign.accepted) == campaign.offered and len(campaign.offered) >= 60
     assert set(campaign.accepted.values()) == {1}, "an outcome was accepted twice"
     assert stored >= len(campaign.offered)
+
+
+@pytest.mark.long
+async def test_servers_find_each_other_at_each_step_of_a_new_authority(
+    built: dict[str, Manifests], secrets: Path, tmp_path: Path
+) -> None:
+    """One is started anew after the certificate, and one after the old authority has gone."""
+    place = tmp_path / "exchanged"
+    shutil.copytree(secrets, place)
+    cluster = members(built["cloud"].one("ConfigMap", "nats")["data"], place, tmp_path / "servers")
+    running = {member.name: await started(member) for member in cluster}
+
+    async def made() -> None:
+        script = ("sh", str(INFRA / "make-secrets.sh"), str(place))
+        await asyncio.to_thread(subprocess.run, script, check=True)
+        for member in cluster:
+            log = member.home / "log"
+            reloads = log.read_text().count("Reloaded server configuration")
+            running[member.name].send_signal(signal.SIGHUP)
+            async with asyncio.timeout(30):
+                while log.read_text().count("Reloaded server configuration") == reloads:
+                    await asyncio.sleep(0.05)
+
+    async def anew(member: Member) -> None:
+        running[member.name].kill()
+        await running[member.name].wait()
+        running[member.name] = await started(member)
+        await all_ready(http, cluster)
+
+    try:
+        async with aiohttp.ClientSession() as http:
+            await all_ready(http, cluster)
+            (place / "ca" / "ca.crt").rename(place / "ca" / "old.crt")
+            (place / "ca" / "ca.key").unlink()
+            await made()
+            (place / "orchard/nats-tls/tls.key").unlink()
+            await made()
+            await anew(cluster[0])
+            (place / "ca" / "old.crt").unlink()
+            await made()
+            await anew(cluster[1])
+    finally:
+        for process in running.values():
+            process.kill()
+            await process.wait()

@@ -268,9 +268,47 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(
             await asyncio.sleep(0.05)
 
 
-async def shown(server: Server) -> bytes:
-    """The certificate that a client is shown."""
-    context = ssl.create_default_context(cafile=str(server.authority))
+async def test_the_authority_is_exchanged_under_a_connection_that_stays(
+    running: Server, secrets: Path, tmp_path: Path
+) -> None:
+    """As docs/runbooks/cluster.md has it: both are trusted, then the certificate, then the new one alone."""
+    place = tmp_path / "exchanged"
+    shutil.copytree(secrets, place)
+    tls, authority, old = place / "orchard/nats-tls", place / "orchard/nats-ca/ca.crt", running.authority
+
+    async def made() -> None:
+        """Has the server read what the script makes now."""
+        script = ["sh", str(INFRA / "make-secrets.sh"), str(place)]
+        await asyncio.to_thread(subprocess.run, script, check=True)
+        reloads = running.log.read_text().count("Reloaded server configuration")
+        running.tls.put(certificates(tls))
+        async with asyncio.timeout(SOON):
+            while running.log.read_text().count("Reloaded server configuration") == reloads:
+                await asyncio.sleep(0.05)
+
+    settings = NatsSettings(url=running.url, user="worker", password_env="TEST_WORKER", tls_ca=str(old))
+    async with connect(settings, name="from before") as connection:
+        (place / "ca" / "ca.crt").rename(place / "ca" / "old.crt")
+        (place / "ca" / "ca.key").unlink()
+        await made()
+        assert await shown(running, old) == await shown(running, authority)
+
+        (tls / "tls.key").unlink()
+        await made()
+        await shown(running, authority)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await shown(running, old)
+
+        (place / "ca" / "old.crt").unlink()
+        await made()
+        await shown(running, authority)
+        assert await _no_responders(connection, f"{Queue().subject}.a.b")
+        assert connection.nats.stats["reconnects"] == 0
+
+
+async def shown(server: Server, authority: Path | None = None) -> bytes:
+    """The certificate that a client is shown, who trusts the authorities of a file."""
+    context = ssl.create_default_context(cafile=str(authority or server.authority))
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     assert (await reader.readline()).startswith(b"INFO")
     await writer.start_tls(context, server_hostname="localhost")

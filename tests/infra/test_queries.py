@@ -51,6 +51,8 @@ OTHERS = {
     "kube_deployment_status_replicas_available": {"namespace", "deployment"},
     "kube_pod_container_status_waiting_reason": {"namespace", "pod", "reason"},
     "kube_pod_init_container_status_waiting_reason": {"namespace", "pod", "reason"},
+    "node_systemd_unit_state": {"namespace", "name", "state"},
+    "node_systemd_timer_last_trigger_seconds": {"namespace", "name"},
     "keda_scaled_job_errors_total": {"namespace", "exported_namespace"},
     "keda_scaler_detail_errors_total": {"namespace", "exported_namespace"},
     "ALERTS": {"alertname", "alertstate", "namespace"},

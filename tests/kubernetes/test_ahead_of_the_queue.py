@@ -91,3 +91,21 @@ async def test_images_are_pulled_ahead_and_a_missing_one_is_named(
     found = {image.image: (image.pulled, image.reason) for image in told.images}
     assert found == {images[0]: (1, ""), images[1]: (0, "image_missing"), images[2]: (1, "")}
     await until(lambda: cluster.get("pods", namespace) == [])
+
+
+async def test_what_the_queue_needs_is_pulled_ahead_without_a_command(
+    cluster: Cluster, namespace: str, orchestrator: Start
+) -> None:
+    service = orchestrator(**SIZES, image_pull_policy="Never", reconcile_interval=0.5, prepull_queue=True)
+    images = [cluster.images.bare, "docker.io/local/none:1"]
+    seen: list[Manifest] = []
+
+    def began() -> bool:
+        seen.extend(cluster.get("pods", namespace))
+        return bool(seen)
+
+    async with service.client(timeout=DEADLINE) as client:
+        await client.tell_demand({images[0]: 9, images[1]: 1})
+        await until(began)
+        assert [box["image"] for box in seen[0]["spec"]["containers"]] == images
+        await until(lambda: cluster.get("pods", namespace) == [])

@@ -132,7 +132,7 @@ def release(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
             subprocess.run([str(stand_in), *install.split()], cwd=folder, env=environment, check=True)
             for workload in ("statefulset/nats", "deployment/orchestrator"):
                 cluster.kubectl("rollout", "status", workload, "-n", namespace)
-            for name in ("nats-tls", "nats-users", "sandbox-keys", "sandbox-key"):
+            for name in ("nats-ca", "nats-tls", "nats-users", "sandbox-keys", "sandbox-key", "agent-secret"):
                 found.create_secret(name)
             yield found
             cluster.kubectl("delete", "statefulset,deployment", "--all", "-n", namespace)
@@ -264,6 +264,44 @@ def test_keys_and_certificates_are_exchanged(release: Release) -> None:
     assert release.secret("sandbox-keys")["keys"] == f"{now['key']},{key}", (
         "workers that run have the old one"
     )
+
+
+def test_the_authority_is_exchanged_in_three_steps(release: Release) -> None:
+    label = "app.kubernetes.io/name=orchestrator"
+    pods, before = release.uids("pods", label), release.secret("nats-tls")
+
+    release.run("both authorities")
+    both = release.secret("nats-ca")["ca.crt"]
+    assert both.count("BEGIN CERTIFICATE") == 2 and both.endswith(before["ca.crt"])
+    now = release.secret("nats-tls")
+    assert (now["ca.crt"], now["tls.crt"]) == (both, before["tls.crt"])
+    assert not pods.items() & release.uids("pods", label).items()
+
+    release.run("certificate")
+    release.run("one authority")
+    alone, now = release.secret("nats-ca")["ca.crt"], release.secret("nats-tls")
+    assert alone == now["ca.crt"] == both.removesuffix(before["ca.crt"])
+    (release.folder / "served.crt").write_text(now["tls.crt"])
+    signed = ("openssl", "verify", "-CAfile", "secrets/ca/ca.crt", "served.crt")
+    subprocess.run(signed, cwd=release.folder, check=True, capture_output=True)
+
+
+def test_a_new_agent_secret_is_for_all_orchestrators_and_ends_the_sandboxes(release: Release) -> None:
+    label = "app.kubernetes.io/name=orchestrator"
+    pods, secret = release.uids("pods", label), release.secret("agent-secret")["secret"]
+    apart = f"{release.namespace}-sandboxes"
+    box = {"name": "main", "image": release.cluster.images.bare, "command": ["sleep", "100000"]}
+    about = {"name": "sandbox-x", "namespace": apart, "labels": {"app": "sandbox"}}
+    sandbox = {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": {"containers": [box]}}
+    release.cluster.kubectl("create", "namespace", apart)
+    release.cluster.kubectl("create", "-f", "-", given=json.dumps(sandbox))
+
+    release.run("agent secret")
+
+    assert release.secret("agent-secret") == release.files("agent-secret") != {"secret": secret}
+    assert not pods.items() & release.uids("pods", label).items()
+    assert all("deletionTimestamp" in one["metadata"] for one in release.cluster.get("pods", apart))
+    release.cluster.kubectl("delete", "namespace", apart, "--wait=false")
 
 
 if __name__ == "__main__":

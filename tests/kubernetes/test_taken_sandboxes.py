@@ -2,20 +2,21 @@
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
 from orchard.injector.agent.interfaces import quantity
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
-from orchard.injector.errors import SandboxError, SandboxFailed
+from orchard.injector.errors import SandboxError, SandboxFailed, SandboxUnavailable
 from orchard.schemas.events import RolloutFinished, payload
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
 from tests.attempts_world import QUICK_RETRIES, world
-from tests.kubernetes.conftest import KEY, Cluster, Service
+from tests.kubernetes.conftest import KEY, Cluster, Service, serving
 from tests.tiny_tasks import tiny_task
 
 SIZES = {"cpu_request_share": 0.02, "memory_request_share": 0.1, "ephemeral_storage_request": "1Mi"}
@@ -179,6 +180,42 @@ async def test_a_rollout_that_is_evicted_twice_at_one_command_asks_its_model_not
         assert set(place.model.turns().values()) == {1}
         rows = await place.rows("select ending, cause from attempts order by attempt")
     assert rows == [("released", "sandbox_died")] * 2 + [("completed", None)]
+
+
+async def test_a_rollout_whose_agents_secret_is_exchanged_asks_its_model_nothing_twice(
+    cluster: Cluster,
+    namespace: str,
+    nats_server: EmbeddedServer,
+    agent_secret: str,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As docs/runbooks/cluster.md has it: the orchestrators anew, then older sandboxes are deleted."""
+    monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
+    monkeypatch.setenv("SANDBOX_API_KEY", KEY)
+    commands = ("ls", f"touch {BEGUN}; sleep 5", REPAIR)
+    with ExitStack() as services:
+        before = services.enter_context(serving(cluster, namespace, agent_secret, tmp_path, settings=SIZES))
+        async with world(nats_server.url, before.url, tmp_path / "store", commands) as place:
+            (rollout,) = await place.submit(tiny_task(1, image=cluster.images.full))
+            async with place.working():
+                sandbox = await _another(place.sandboxes, rollout, set())
+                await until_begun(sandbox)
+                before.stop()
+                other = secrets.token_hex(32)
+                services.enter_context(
+                    serving(cluster, namespace, other, tmp_path, port=before.port, settings=SIZES)
+                )
+                with pytest.raises(SandboxUnavailable, match="another agent secret"):
+                    async with before.client(retry_seconds=0.0) as client:
+                        await (await client.get_sandbox(sandbox.sandbox_id)).exec("true", cwd="/")
+                cluster.kubectl("delete", "pods", "-l", "app=sandbox", "-n", namespace, "--wait=false")
+                outcome = payload((await place.outcomes(rollout))[rollout])
+            assert isinstance(outcome, RolloutFinished), outcome
+            assert (outcome.exit_status.value, outcome.resolved) == ("submitted", True)
+            assert set(place.model.turns().values()) == {1}
+            rows = await place.rows("select ending from attempts order by attempt")
+    assert rows == [("released",), ("completed",)]
 
 
 async def _another(client: AsyncSandboxClient, rollout: str, seen: set[str]) -> AsyncSandbox:

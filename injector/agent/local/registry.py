@@ -8,9 +8,10 @@ import asyncio
 import base64
 import hashlib
 import json
+import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -19,6 +20,7 @@ import aiohttp
 from yarl import URL
 
 from orchard.injector.agent.errors import AgentError, NotFound, RequestInvalid
+from orchard.injector.agent.local.proxies import WHERE_SET, proxy_of, variable
 from orchard.injector.agent.local.references import DIGEST, Reference
 from orchard.injector.agent.local.ssrf_guard import REFUSED, SsrfGuard, local
 
@@ -73,6 +75,12 @@ class RegistryUnavailable(AgentError):
     reason = "registry_unavailable"
 
 
+class _ProxyFails(RegistryUnavailable):
+    """A failure that may pass."""
+
+    reason = "proxy_failed"
+
+
 class _Again(Exception):
     pass
 
@@ -97,11 +105,19 @@ class Registry:
             self._base = URL(f"http://{reference.address}")
         self._reach = SsrfGuard(self._base, public_only=public_only)
         self._authorization: str | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(resolver=self._reach),
+        self._direct = await self._session(resolver=self._reach)
+        self._by_proxy = await self._session()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._sessions.aclose()
+
+    async def _session(self, **connector: Any) -> aiohttp.ClientSession:
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(**connector),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             headers={"Accept-Encoding": "identity", "User-Agent": "orchard"},
@@ -109,11 +125,7 @@ class Registry:
                 total=None, sock_connect=self._patience.silence, sock_read=self._patience.silence
             ),
         )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        return await self._sessions.enter_async_context(session)
 
     async def manifest(self, name: str) -> tuple[bytes, str]:
         """Return the manifest of a tag or digest, and its digest. Raises what `blob` raises."""
@@ -189,11 +201,13 @@ class Registry:
                 looked = True
                 await asyncio.sleep(self._patience.second_look)
                 continue
-            except (_Again, aiohttp.ClientError, OSError, TimeoutError) as error:
+            except (_Again, _ProxyFails, aiohttp.ClientError, OSError, TimeoutError) as error:
                 # A megabyte at least: else a registry could keep us with a byte each time.
                 if progress() - before >= PIECE:
                     left, pause = self._patience.tries, self._patience.pause
                 left -= 1
+                if left <= 0 and isinstance(error, _ProxyFails):
+                    raise
                 if left <= 0:
                     why = str(error) or "it is silent"
                     raise RegistryUnavailable(
@@ -253,10 +267,25 @@ class Registry:
     async def _get(
         self, url: URL, headers: Mapping[str, str], authorization: str | None
     ) -> aiohttp.ClientResponse:
-        assert self._session is not None, "the registry is not open"
         self._reach.check(url)
+        proxy = proxy_of(url)
+        if proxy is not None:
+            await self._reach.check_proxied(url)
         own = {} if authorization is None else {"Authorization": authorization}
-        return await self._session.get(url.with_user(None), headers={**headers, **own}, allow_redirects=False)
+        session = self._direct if proxy is None else self._by_proxy
+        try:
+            return await session.get(
+                url.with_user(None), headers={**headers, **own}, allow_redirects=False, proxy=proxy
+            )
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise _untrusted(error) from error
+        except aiohttp.ClientProxyConnectionError as error:
+            raise _ProxyFails(_of_the_proxy(url, f"{error.host}:{error.port} cannot be reached")) from error
+        except aiohttp.ClientHttpProxyError as error:
+            what = _of_the_proxy(url, f"answers {error.status} {error.message} for {url.host}")
+            if error.status in _PASSING:
+                raise _ProxyFails(what) from error
+            raise RegistryUnavailable(what, reason=_ProxyFails.reason) from error
 
     async def _log_in(self, challenges: list[str]) -> None:
         registry = self._reference.registry
@@ -311,6 +340,20 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
 
 def _digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _untrusted(error: aiohttp.ClientConnectorCertificateError) -> RegistryUnavailable:
+    why = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
+    now = os.environ.get("SSL_CERT_FILE", "not set")
+    return RegistryUnavailable(
+        f"the certificate of {error.host} is not trusted ({why}): name a PEM file with its authority in "
+        f"SSL_CERT_FILE (now: {now}), {WHERE_SET}",
+        reason="registry_untrusted",
+    )
+
+
+def _of_the_proxy(url: URL, how: str) -> str:
+    return f"the proxy {how}: correct {variable(url)}, or add {url.host} to NO_PROXY, {WHERE_SET}"
 
 
 def _refused(what: str) -> RequestInvalid:

@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+from contextlib import suppress
 
 from aiohttp import ThreadedResolver
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -64,6 +65,15 @@ class SsrfGuard(AbstractResolver):
         for one in found:
             self._check(host, one["host"])
         return found
+
+    async def check_proxied(self, url: URL) -> None:
+        """Raise RequestInvalid (`image_refused`) if a name leads to an address that is not permitted, as this
+        machine resolves it. One that it does not know is left to the proxy, which resolves all again.
+        """
+        if url.host == self._registry.host and not self._public_only:
+            return
+        with suppress(OSError):
+            await self.resolve(url.host or "", url.port or 0, socket.AF_UNSPEC)
 
     async def close(self) -> None:
         await self._names.close()

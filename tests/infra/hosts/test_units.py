@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from orchard.configuration.config import load
+from orchard.injector.front.upstreams import load as load_upstreams
 from orchard.streams.server import find_binary
 from tests.infra.conftest import INFRA
 from tests.infra.hosts.network import UNITS, Host, Unit
@@ -17,7 +18,7 @@ from tests.infra.test_alarms import ALARMS, PROMTOOL
 from tests.infra.test_processes import understood
 
 LOG, WORKERS = "log.example", ("10.1.2.3", "worker-2.example")
-ON_LOG = ("nats", "writer", "steward", "archiver", "metrics", "nats-exporter")
+ON_LOG = ("nats", "writer", "steward", "archiver", "metrics", "nats-exporter", "front")
 ON_WORKERS = ("agent", "orchestrator", "worker@")
 
 
@@ -31,6 +32,8 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "store.env").write_text("ORCHARD_STORE=s3://bucket/orchard\nAWS_REGION=somewhere\n")
     (place / "orchard.toml").write_text('[endpoints.default]\nbase_url = "http://models.example/v1"\n')
     (place / "models.env").write_text("OPENAI_API_KEY=key-of-a-model\n")
+    (place / "agent.env").write_text("HTTPS_PROXY=http://proxy.example:3128\n")
+    (place / "fronts").write_text(f"{LOG}\n")
     make(place, LOG, *WORKERS)
     return place
 
@@ -144,6 +147,23 @@ def test_no_host_has_the_secrets_of_another_role(secrets: Path) -> None:
     assert not [path for path in secrets.rglob("ca.key") if path.parent.name != "ca"]
 
 
+def test_the_front_and_all_services_have_one_key_and_each_its_own_is_an_administrators(
+    units: dict[str, Unit], secrets: Path
+) -> None:
+    shared = units["front"].environment()["SANDBOX_API_KEY"]
+    own = [
+        line.partition("=")[2]
+        for host in WORKERS
+        for line in (secrets / "hosts" / host / "sandbox.env").read_text().splitlines()
+        if line.startswith("SANDBOX_API_KEY=")
+    ]
+    service, worker = units["orchestrator"].environment(), units["worker@"].environment()
+    assert (service["SANDBOX_API_KEY"], service["SANDBOX_ADMIN_KEYS"]) == (shared, own[0])
+    assert worker["SANDBOX_API_KEY"] == own[0] and len({shared, *own}) == len(WORKERS) + 1
+    found = load_upstreams(secrets / "hosts" / LOG / "front.toml").upstreams
+    assert [each.url for each in found.values()] == [f"https://{host}:8443" for host in WORKERS]
+
+
 def test_who_may_read_them(secrets: Path) -> None:
     """Root alone, but for what holds no secret, and the key that NATS reads with its group."""
     opened = {
@@ -151,7 +171,15 @@ def test_who_may_read_them(secrets: Path) -> None:
         for path in (secrets / "hosts" / LOG).iterdir()
         if path.stat().st_mode & 0o077
     }
-    public = ("accounts.conf", "ca.crt", "nats.conf", "orchard.toml", "prometheus.yml", "rules.yaml")
+    public = (
+        "accounts.conf",
+        "ca.crt",
+        "nats.conf",
+        "orchard.toml",
+        "prometheus.yml",
+        "rules.yaml",
+        "front.toml",
+    )
     assert opened == {**dict.fromkeys(public, "0o644"), "tls.key": "0o640"}
 
 
@@ -159,10 +187,13 @@ def test_one_host_more_changes_nothing_of_the_others(secrets: Path) -> None:
     before = {path: path.read_bytes() for path in (secrets / "hosts").rglob("*") if path.is_file()}
     make(secrets, LOG, *WORKERS, "worker-3.example")
     after = {path: path.read_bytes() for path in (secrets / "hosts").rglob("*") if path.is_file()}
-    listed = secrets / "hosts" / LOG / "prometheus.yml"
-    assert before.pop(listed).splitlines() == after[listed].splitlines()[:-1]
+    listed = {
+        secrets / "hosts" / LOG / name: added for name, added in (("prometheus.yml", 1), ("front.toml", 3))
+    }
+    for path, added in listed.items():
+        assert before.pop(path).splitlines() == after[path].splitlines()[:-added]
     assert before.items() <= after.items()
-    assert {path.parent.name for path in after.keys() - before.keys() - {listed}} == {
+    assert {path.parent.name for path in after.keys() - before.keys() - listed.keys()} == {
         "worker-3.example",
         "operator",
     }

@@ -77,6 +77,13 @@ REGISTRY = [
     request("net/http: TLS handshake timeout"),
     request("x509: certificate signed by unknown authority"),
     request("EOF"),
+    # Of a proxy, as a real containerd says it (tests/kubernetes/test_registry_proxies.py).
+    request("proxyconnect tcp: dial tcp 10.0.0.5:3128: connect: connection refused"),
+    request("Proxy Authentication Required"),
+    request("Forbidden"),
+    containerd(
+        'failed to authorize: failed to fetch anonymous token: Get "https://auth.io/token": Forbidden'
+    ),
     "rpc error: code = DeadlineExceeded desc = context deadline exceeded",
     crio("quay.io/acme/x", "received unexpected HTTP status: 503 Service Unavailable"),
     # Of quotas and tokens, which pass, though they are told as denials.

@@ -13,7 +13,7 @@ from orchard.injector.kubernetes.objects import (
     Pod,
     PodCondition,
 )
-from orchard.injector.kubernetes.prepull import KEPT, PrepullStep, abandoned, next_step
+from orchard.injector.kubernetes.prepull import AT_ONCE, KEPT, PrepullStep, abandoned, next_batch, next_step
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from tests.injector.kubernetes.conftest import NOW, pod
 
@@ -112,3 +112,13 @@ def test_pods_of_a_client_that_has_gone_are_removed_long_after(settings: Kuberne
     gone = settings.pending_timeout + KEPT
     old, young = pod("images-1", age=gone + 1), pod("images-2", age=gone - 1)
     assert abandoned([old, young], settings, NOW) == [old]
+
+
+def test_the_queues_images_come_most_wanted_first_and_once_to_each_node() -> None:
+    waiting = {"few": 1, "many": 9} | {f"more-{number}": 3 for number in range(AT_ONCE)}
+    images, on = next_batch(waiting, ["a", "b"], {})
+    assert (images[0], len(images), "few" in images, on) == ("many", AT_ONCE, False, {"a", "b"})
+    there = {"a": {*waiting}, "b": {*images}}
+    assert next_batch(waiting, ["a", "b"], there) == (["more-9", "few"], {"b"})
+    assert next_batch(waiting, ["a"], there) == ([], set())
+    assert next_batch({}, ["c"], there) == ([], set())
