@@ -158,6 +158,9 @@ async def test_a_key_among_several_does_not_look_behind_the_proxy(
         ("https://registry.near.corp:5000/v2", None),
         ("https://port.example:5000/v2", None),
         ("https://port.example/v2", "http://tls.example:3128"),
+        ("https://10.2.3.4:5000/v2", None),
+        ("https://11.2.3.4:5000/v2", "http://tls.example:3128"),
+        ("https://[fd00::7]/v2", None),
         ("http://localhost:5000/v2", None),
         ("http://127.0.0.1:5000/v2", None),
     ],
@@ -167,5 +170,5 @@ def test_no_proxy_names_what_is_reached_without(
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://tls.example:3128")
     monkeypatch.setenv("HTTP_PROXY", "http://plain.example:3128")
-    monkeypatch.setenv("NO_PROXY", ".near.corp, port.example:5000")
+    monkeypatch.setenv("NO_PROXY", ".near.corp, port.example:5000, 10.0.0.0/8,fd00::/8")
     assert proxy_of(URL(url)) == (None if by is None else URL(by))

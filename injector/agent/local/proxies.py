@@ -1,5 +1,6 @@
 """Which proxy a pull goes through: the one of HTTPS_PROXY, or of HTTP_PROXY for a registry without TLS."""
 
+from ipaddress import ip_address, ip_network
 from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
@@ -18,12 +19,14 @@ def variable(url: URL) -> str:
 def proxy_of(url: URL) -> URL | None:
     """Return the proxy for a URL, or None for this machine's own names and those of NO_PROXY.
 
-    NO_PROXY has names and addresses, separated by commas, each for what ends in it, too; `*` is all. Raises
-    RequestInvalid (`proxy_invalid`).
+    NO_PROXY has names and addresses, separated by commas, each for what ends in it, too; networks, such as
+    10.0.0.0/8, for the addresses in them; `*` is all. Raises RequestInvalid (`proxy_invalid`).
     """
-    text = getproxies().get(url.scheme)
+    proxies = getproxies()
+    text = proxies.get(url.scheme)
     host = url.host or ""
-    if not text or local(host) or proxy_bypass(f"{host}:{url.port}"):
+    direct = local(host) or proxy_bypass(f"{host}:{url.port}") or _in_network(host, proxies.get("no", ""))
+    if not text or direct:
         return None
     try:
         proxy = URL(text)
@@ -35,3 +38,11 @@ def proxy_of(url: URL) -> URL | None:
             reason="proxy_invalid",
         )
     return proxy
+
+
+def _in_network(host: str, exceptions: str) -> bool:
+    try:
+        address = ip_address(host)
+        return any(address in ip_network(each.strip()) for each in exceptions.split(",") if "/" in each)
+    except ValueError:  # a name, or no network
+        return False
