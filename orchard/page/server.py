@@ -128,7 +128,7 @@ class PageSite:
     async def _read_words(self) -> None:
         """Runs steps of the index until it has all messages; other queries run between them."""
         await self.tables.position()
-        while not await self.tables.ask(self.search_index.step, self.tables.reached.last(0)):
+        while not await self.tables.ask(self.search_index.step, self.tables.reached):
             await self.tables.position()
 
     def acting(self, request: web.Request) -> Session:
