@@ -175,6 +175,9 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Kind of work, a part of the name of the queue."""
     priority: str = "normal"
     """Priority of the requests in the queue."""
+    team: str = ""
+    """Team whose share of the slots the rollouts have, of `[teams]`; empty: that of the user who begins the
+    run."""
     keep_policies: Count = 1
     """Number of newest policies that are kept on disk; policies that may still sample rollouts are always
     kept."""
