@@ -328,7 +328,7 @@ def settings_hash(settings: RlSettings) -> str:
             del told[name]
     if settings.compile is None:
         del told["compile"]
-    del told["engine"]  # who samples does not change what is made of it
+    del told["engine"], told["team"]  # who samples, in whose slots, does not change what is made of it
     if not settings.activation_checkpointing:
         del told["activation_checkpointing"]
     if settings.frugal is None:
