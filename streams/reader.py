@@ -189,7 +189,8 @@ class Reader:
                 return True
             except (NatsError, ConnectionLost, OSError) as error:
                 retry.problem = Unavailable(str(error))
-            self._check_permitted()
+                if isinstance(error, TimeoutError):
+                    self._check_permitted()
             await retry.pause(self._stream)
 
     def _check_permitted(self) -> None:
