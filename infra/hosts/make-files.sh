@@ -14,7 +14,7 @@ here=$(dirname "$0")
 
 sh "$here/../make-secrets.sh" "$dir"
 users=$dir/orchard/nats-users
-# Event streams of new campaigns, and those that there may be rights for: no stream is ever removed.
+# EVENT_STREAMS is the number for new campaigns. The rights are for the most there ever were: no stream is removed.
 rights=$(cat "$dir/event-streams" 2>/dev/null || echo 1)
 streams=${EVENT_STREAMS:-$rights}
 [ "$streams" -le "$rights" ] || rights=$streams
