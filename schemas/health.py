@@ -36,6 +36,8 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the configured model endpoints; None in reports of older workers."""
     priced: dict[str, list[str]] | None = None
     """Names of the models that have a price, by endpoint; None in reports of older workers."""
+    event_streams: int = 1
+    """Number of event streams that the process can read, at most; versions that do not say read one."""
 
 
 class HeardReport(msgspec.Struct, frozen=True):

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
+from orchard.schemas.health import SILENT_SECONDS, alive
 from orchard.schemas.positions import Position, own_sequence, sequence_in, stream_of
 from orchard.schemas.subjects import event_stream
 from orchard.streams.batches import last_messages, messages_of
 from orchard.streams.connection import Connection
 from orchard.streams.errors import TopologyError
+from orchard.streams.health import reports
 from orchard.streams.names import known_subject, stored_subject, stream_name
 from orchard.streams.reading import last_message, messages_at, next_message, request
 from orchard.streams.records import StoredMessage
@@ -41,12 +43,22 @@ async def stream_count(connection: Connection) -> int:
 
 
 async def usable_streams(connection: Connection) -> int:
-    """The number of streams for a new campaign, as configured. Raises TopologyError where there are fewer."""
+    """The number of streams for a new campaign, as configured. Raises TopologyError where there are fewer, or
+    a process runs that does not read so many."""
     wanted = connection.settings.event_streams
-    if wanted > 1 and wanted > (there := await stream_count(connection)):
+    if wanted == 1:
+        return wanted
+    if wanted > (there := await stream_count(connection)):
         raise TopologyError(
             f"nats.event_streams is {wanted}, and NATS at {connection.host} has {there} of them: start "
             "`orchard up` or `orchard writer` with this setting first, which makes them"
+        )
+    heard = alive(await reports(connection))
+    if older := sorted(one.name for one in heard if one.event_streams < wanted):
+        raise TopologyError(
+            f"nats.event_streams is {wanted}, and {', '.join(older)} of an earlier version would not read "
+            f"all of them: update or stop it first (one that was killed counts for {SILENT_SECONDS:.0f} s), "
+            "or submit with 1"
         )
     return wanted
 

@@ -17,6 +17,7 @@ from nats.errors import Error as NatsError
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.health import REPORT_SECONDS, Condition, HeardReport, ProcessReport
 from orchard.schemas.identity import digest
+from orchard.schemas.positions import MOST_STREAMS
 from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
@@ -43,6 +44,7 @@ async def reporting(
         pid=os.getpid(),
         started=datetime.now(UTC),
         serves=serves,
+        event_streams=MOST_STREAMS,
     )
 
     async def run() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
@@ -41,6 +42,8 @@ _CHUNK_BYTES = 16 * 1024 * 1024
 _WRONG_SEQUENCE = frozenset({10071, 10164})
 _STORE_FAILED = 10077
 _NO_ROOM = frozenset({10023, 10028, 10047})
+_NOT_PERMITTED = re.compile(r'permissions violation for publish to "([^"]*)"', re.IGNORECASE)
+_FURTHER_STREAM = re.compile(r"orchard(\.events-|_events_)[1-9]")
 UNSETTLED = 10008
 """JetStream's error while the servers of a cluster elect a leader: worth another try."""
 
@@ -183,6 +186,22 @@ async def _publish(
     return results
 
 
+def not_permitted(connection: Connection, name: str, what: str) -> StoreRefused | None:
+    """Says that the user may not do `what`, if the server's last error is that it may not publish on this
+    subject, or on one with this name in it."""
+    refused = _NOT_PERMITTED.search(str(connection.last_error))
+    if refused is None or not re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", refused[1]):
+        return None
+    remedy = "set nats.user to one whose role may"
+    if _FURTHER_STREAM.search(refused[1]):
+        remedy = (
+            "the server's accounts have no rights for this event stream; renew them by `EVENT_STREAMS=K sh "
+            "infra/hosts/make-files.sh ...` and a restart of orchard-nats, on Kubernetes by `helm upgrade` "
+            "with nats.eventStreams=K"
+        )
+    return StoreRefused(f"the NATS user {connection.settings.user} may not {what}: {remedy}")
+
+
 class PublishRetry:
     """Decides when a message, or a question, is tried again and when to give up; `problem` is the last
     obstacle."""
@@ -231,12 +250,9 @@ class PublishRetry:
                 f"no stream on {host} takes {subject}: declare the topology (`orchard up`), and check that "
                 "JetStream is enabled"
             )
-        refused = f'publish to "{subject.lower()}"' in str(self._connection.last_error)
-        if refused and self._kind is Unavailable:
-            user = self._connection.settings.user
-            raise StoreRefused(
-                f"the NATS user {user} may not publish on {subject}: set nats.user to one whose role may"
-            )
+        refused = not_permitted(self._connection, subject, f"publish on {subject}")
+        if refused is not None and self._kind is Unavailable:
+            raise refused
         patient = self._connection.waits_when_full
         if self._kind is Unavailable and not patient and now - self._since > STALL_GRACE:
             raise StoreRefused(

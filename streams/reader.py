@@ -19,7 +19,7 @@ from orchard.streams.client import Frame, headers_of
 from orchard.streams.connection import Connection, ConnectionLost
 from orchard.streams.errors import NatsUnreachable
 from orchard.streams.names import STORED_AT, known_subject, stream_number
-from orchard.streams.publish import PublishRetry, Unavailable
+from orchard.streams.publish import PublishRetry, Unavailable, not_permitted
 from orchard.streams.records import Delivery, whole_number
 from orchard.streams.tasks import waited
 
@@ -109,6 +109,7 @@ class Reader:
                 if left < patience:
                     self._silent += left
                     return []
+                self._check_permitted()
                 log.info("the consumer %s fell silent: reading on with a new one", self._consumer)
                 self._broken = True
 
@@ -188,7 +189,15 @@ class Reader:
                 return True
             except (NatsError, ConnectionLost, OSError) as error:
                 retry.problem = Unavailable(str(error))
+                if isinstance(error, TimeoutError):
+                    self._check_permitted()
             await retry.pause(self._stream)
+
+    def _check_permitted(self) -> None:
+        """Raises StoreRefused where the server lets the user not read: it tells that beside the answers."""
+        refused = not_permitted(self._connection, self._stream, f"read the stream {self._stream}")
+        if refused is not None:
+            raise refused
 
     async def _open(self) -> None:
         nats = self._connection.nats

@@ -10,10 +10,12 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("streams", ["1", "4"])
 @pytest.mark.timeout(900)
 @pytest.mark.needs_root("control groups of sandboxes")
-async def test_every_request_has_one_outcome_whoever_was_killed(tmp_path: Path) -> None:
+async def test_every_request_has_one_outcome_whoever_was_killed(tmp_path: Path, streams: str) -> None:
     words = ["--rollouts", "120", "--kills", "4", "--workers", "3", "--slots", "8", "--max-age", "60"]
+    words += ["--event-streams", streams]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.chaos.fleet", *words, "--store", str(tmp_path / "fleet")),
         cwd=Path(__file__).parent.parent,

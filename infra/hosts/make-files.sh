@@ -14,6 +14,11 @@ here=$(dirname "$0")
 
 sh "$here/../make-secrets.sh" "$dir"
 users=$dir/orchard/nats-users
+# EVENT_STREAMS is the number for new campaigns. The rights are for the most there ever were: no stream is removed.
+rights=$(cat "$dir/event-streams" 2>/dev/null || echo 1)
+streams=${EVENT_STREAMS:-$rights}
+[ "$streams" -le "$rights" ] || rights=$streams
+echo "$rights" > "$dir/event-streams"
 
 certificate() {  # certificate HOST: for the server on it
   place=$dir/hosts/$1
@@ -38,7 +43,7 @@ settings() {  # settings HOST PLACE: what every process on it reads; PLACE is wh
     cat "$dir/store.env"
     printf 'ORCHARD_NATS__URL=tls://%s:4222\nORCHARD_NATS__TLS_CA=%s/ca.crt\n' "$log" "$2"
     printf 'ORCHARD_NATS__PASSWORD_ENV=NATS_PASSWORD\nORCHARD_SANDBOX__TLS_CA=%s/ca.crt\n' "$2"
-    printf 'ORCHARD_CONFIG=%s/orchard.toml\n' "$2"
+    printf 'ORCHARD_NATS__EVENT_STREAMS=%s\nORCHARD_CONFIG=%s/orchard.toml\n' "$streams" "$2"
   } > "$dir/hosts/$1/settings.env"
   cp "$dir/orchard.toml" "$dir/hosts/$1/orchard.toml"
   chmod 644 "$dir/hosts/$1/ca.crt" "$dir/hosts/$1/orchard.toml"
@@ -50,7 +55,15 @@ certificate "$log"
 for user in writer steward archiver; do
   role "$log" $user $user
 done
-cp "$here/nats.conf" "$here/../chart/files/accounts.conf" "$dir/hosts/$log"
+cp "$here/nats.conf" "$dir/hosts/$log"
+awk -v streams="$rights" '{ print } /orchard\.events\.|ORCHARD_EVENTS/ {
+  for (stream = 1; stream < streams; stream++) {
+    line = $0
+    gsub(/orchard\.events\./, "orchard.events-" stream ".", line)
+    gsub(/ORCHARD_EVENTS/, "ORCHARD_EVENTS_" stream, line)
+    print line
+  }
+}' "$here/../chart/files/accounts.conf" > "$dir/hosts/$log/accounts.conf"
 cp "$dir/store.env" "$dir/hosts/$log/metrics.env"
 # The chart's rules as Prometheus reads them, for the one server there is here.
 sed -e '1,/^spec:/d' -e 's/^  //' -e 's/== 1) < 3/== 1) < 1/' "$here/../chart/files/rules.yaml" > "$dir/hosts/$log/rules.yaml"

@@ -30,7 +30,7 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     key_env: str = "OPERATOR_KEY"
     """Environment variable with the key of whoever gives commands, if `people` is set."""
     team: str = ""
-    """Team of the login name, without `people`; empty: none."""
+    """Team of the login name, without `people`; empty: the one of `[teams]` that has this name, if any."""
     user_header: str = ""
     """HTTP header in which a sign-in proxy in front of the page names the user, such as X-Auth-Request-User;
     empty: no header is read."""
@@ -134,7 +134,7 @@ def caller(
     name. Raises AccessError."""
     if settings.people is None:
         check_team(settings.team, teams)
-        return Principal(user=login_name(), team=settings.team)
+        return Principal(user=login_name(), team=own_team(settings, teams))
     key = environment.get(settings.key_env, "")
     if not key:
         raise AccessError(
@@ -146,6 +146,12 @@ def caller(
             f"the key in {settings.key_env} is not in {settings.people}: ask an operator for one"
         )
     return found
+
+
+def own_team(settings: AccessSettings, teams: Collection[str]) -> str:
+    """Team of the login name: the configured one, else the one that has this name."""
+    user = login_name()
+    return settings.team or (user if user in teams else "")
 
 
 def login_name() -> str:

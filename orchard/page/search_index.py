@@ -22,6 +22,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from orchard.schemas.messages import Role
+from orchard.schemas.positions import STREAM_BITS, Position, own_sequence, sequence_in, stream_of
 from orchard.storage.location import Location
 from orchard.storage.tables import EVENTS
 
@@ -30,7 +31,8 @@ STEP_SECONDS = 0.3
 WINDOW = 4_000
 """Sequences of the first and of the shortest step: shorter ones would read a file's rows repeatedly."""
 SPAN = 1 << 30
-"""Ids of the index are the sequence of a rollout's request times SPAN, plus how much later its message is."""
+"""Ids of the index are the sequence of a rollout's request times SPAN, plus how much later its message is:
+both in the rollout's event stream."""
 TURNS = 1_000
 """Turns above which a range of turns must be open."""
 FORM = 3
@@ -51,26 +53,30 @@ create table called(call integer primary key, tool text);
 create table failed(test integer, asked integer, primary key (test, asked)) without rowid;
 create table progress(store text, upto integer);
 """
-_READ = """
-select q.sequence as asked, m.sequence - q.sequence as later, m.role, m.turn, m.attempt, m.tool_call_id,
+_ASKED = f"""
+(
+    select rollout_id, sequence - $before as asked from indexed.asked
+    where sequence // {1 << STREAM_BITS} = $stream
+) q using (rollout_id)
+"""
+_READ = f"""
+select q.asked, m.sequence - $before - q.asked as later, m.role, m.turn, m.attempt, m.tool_call_id,
        list_transform(m.tool_calls, lambda c: c.name) as tools,
        concat_ws(' ', m.content, m.reasoning, array_to_string(
            list_transform(m.tool_calls, lambda c: c.name || ' ' || c.arguments), ' ')) as text
-from (select * from tables.messages_all where sequence > $after and sequence <= $upto) m
-join indexed.asked q using (rollout_id)
+from (select * from tables.messages_all where sequence > $after and sequence <= $upto) m join {_ASKED}
 """
-_CALLS = """
-select q.sequence as asked, m.attempt, m.turn, m.call.id, m.call.name
+_CALLS = f"""
+select q.asked, m.attempt, m.turn, m.call.id, m.call.name
 from (
     select rollout_id, attempt, turn, unnest(tool_calls) as call from tables.messages_all
     where sequence > $after and sequence <= $upto
-) m join indexed.asked q using (rollout_id)
+) m join {_ASKED}
 """
-_FAILED = """
-select q.sequence as asked, map_keys(map_from_entries(list_filter(
+_FAILED = f"""
+select q.asked, map_keys(map_from_entries(list_filter(
            map_entries(w.tests), lambda t: t.value not in ('PASSED', 'XFAIL', 'SKIPPED')))) as tests
-from (select * from tables.rewards_all where sequence > $after and sequence <= $upto) w
-join indexed.asked q using (rollout_id)
+from (select * from tables.rewards_all where sequence > $after and sequence <= $upto) w join {_ASKED}
 """
 
 
@@ -124,10 +130,54 @@ def words_of(text: str) -> tuple[str, ...]:
 
 
 class SearchIndex:
-    """Index of one store, for use by one thread."""
+    """Index of one store, for use by one thread: a file for each event stream."""
 
     def __init__(self, store: str, file: Path) -> None:
+        """The `file` is that of stream 0."""
         self._store, self._file = store, file
+        self._streams: list[_StreamIndex] = []
+
+    def share(self, position: Position) -> float:
+        """Share of the events up to `position` that were read."""
+        return sum(each.upto for each in self._streams) / max(position.events, 1)
+
+    def step(self, tables: duckdb.DuckDBPyConnection, position: Position) -> bool:
+        """Indexes for about STEP_SECONDS; returns whether it has reached `position`."""
+        for stream in range(len(self._streams), max(len(position), 1)):
+            file = self._file.with_stem(f"{self._file.stem}-{stream}") if stream else self._file
+            self._streams.append(_StreamIndex(self._store, file, stream))
+        ends = time.thread_time() + STEP_SECONDS
+        reached = [
+            each.step(tables, own_sequence(position.last(stream)), ends)
+            for stream, each in enumerate(self._streams)
+        ]
+        return all(reached)
+
+    def rollouts(self, wanted: WordQuery) -> npt.NDArray[np.int64]:
+        """Request sequences of matching rollouts, as far as messages are indexed."""
+        assert self._streams, "`step` comes first"
+        return np.concatenate([each.rollouts(wanted) for each in self._streams])
+
+    def hits(self, wanted: WordQuery, asked: Sequence[int]) -> list[Hit]:
+        """Hits of the rollouts whose requests have these sequences."""
+        return [
+            hit
+            for stream, each in enumerate(self._streams)
+            for hit in each.hits(wanted, [own_sequence(one) for one in asked if stream_of(one) == stream])
+        ]
+
+    def close(self) -> None:
+        """Closes the index; its files stay."""
+        for each in self._streams:
+            each.close()
+
+
+class _StreamIndex:
+    """Index of one event stream; sequences in it are the stream's own."""
+
+    def __init__(self, store: str, file: Path, stream: int) -> None:
+        self._store, self._file = store, file
+        self._before = sequence_in(stream, 0)
         self._index: sqlite3.Connection | None = None
         self._upto = 0
         self._window = float(WINDOW)
@@ -137,20 +187,19 @@ class SearchIndex:
         """Sequence up to which messages are indexed."""
         return self._upto
 
-    def step(self, tables: duckdb.DuckDBPyConnection, position: int) -> bool:
-        """Indexes for about STEP_SECONDS; returns whether it has reached `position`."""
+    def step(self, tables: duckdb.DuckDBPyConnection, position: int, ends: float) -> bool:
+        """Indexes until this thread has used `ends` seconds; returns whether it has reached `position`."""
         try:
-            return self._step(tables, position)
+            return self._step(tables, position, ends)
         except sqlite3.DatabaseError:  # the file is damaged, or another program's: make it anew
             if self._index is None:
                 raise
             self.close()
             for end in ("", "-wal", "-shm"):
                 Path(f"{self._file}{end}").unlink(missing_ok=True)
-            return self._step(tables, position)
+            return self._step(tables, position, ends)
 
     def rollouts(self, wanted: WordQuery) -> npt.NDArray[np.int64]:
-        """Request sequences of matching rollouts, as far as messages are indexed."""
         assert self._index is not None, "`step` comes first"
         asked, values = [], list[str | int]()
         if wanted.match:
@@ -160,11 +209,10 @@ class SearchIndex:
             asked.append("select asked from failed where test = ?")
             values.append(_digest(wanted.failing))
         found = self._index.execute(" intersect ".join(asked), values)
-        return np.fromiter(chain.from_iterable(found), np.int64)
+        return np.fromiter(chain.from_iterable(found), np.int64) + self._before
 
     def hits(self, wanted: WordQuery, asked: Sequence[int]) -> list[Hit]:
-        """Hits of the rollouts whose requests have these sequences, in one query: a prefix of many words is
-        slow to look up."""
+        """In one query: a prefix of many words is slow to look up."""
         assert self._index is not None, "`step` comes first"
         if not asked:
             return []
@@ -173,19 +221,19 @@ class SearchIndex:
             f"and rowid / {SPAN} in ({', '.join(map(str, asked))}) group by rowid / {SPAN}",
             (wanted.match, min(asked) * SPAN, (max(asked) + 1) * SPAN - 1),
         )
-        return [Hit(first // SPAN + first % SPAN, number) for first, number in found.fetchall()]
+        return [
+            Hit(self._before + first // SPAN + first % SPAN, number) for first, number in found.fetchall()
+        ]
 
     def close(self) -> None:
-        """Closes the index; its file stays."""
         if self._index is not None:
             self._index.close()
         self._index, self._upto = None, 0
 
-    def _step(self, tables: duckdb.DuckDBPyConnection, position: int) -> bool:
+    def _step(self, tables: duckdb.DuckDBPyConnection, position: int, ends: float) -> bool:
         if position < self._upto:  # another store is in its place
             self.close()
         index = self._opened(position)
-        ends = time.thread_time() + STEP_SECONDS
         while self._upto < position and (began := time.thread_time()) < ends:
             last = min(self._upto + int(self._window), position)
             with index:
@@ -200,7 +248,9 @@ class SearchIndex:
         return self._upto >= position
 
     def _read(self, index: sqlite3.Connection, tables: duckdb.DuckDBPyConnection, last: int) -> None:
-        window = {"after": self._upto, "upto": last}
+        before = self._before
+        window = {"before": before, "after": before + self._upto, "upto": before + last}
+        window["stream"] = stream_of(before)
         calls = tables.execute(_CALLS, window).fetchall()
         called = {tuple(call): name for *call, name in calls}
         found = tables.execute(_READ, window)

@@ -4,6 +4,7 @@ the first message that matches in each row."""
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import duckdb
 import pyarrow as pa
@@ -13,7 +14,6 @@ from orchard.page import texts
 from orchard.page.outline import command_of
 from orchard.page.rollouts import (
     EQUAL,
-    BadFilter,
     Query,
     RowsPage,
     SearchSummary,
@@ -23,7 +23,7 @@ from orchard.page.rollouts import (
     turn_range,
 )
 from orchard.page.search_index import SearchIndex, WordQuery, words_of
-from orchard.schemas.positions import Position
+from orchard.schemas.positions import Position, stream_of
 from orchard.storage.reader import Row, rows, within
 
 _LETTERS = """(contains(lower(content), lower($text)) or contains(lower(reasoning), lower($text))
@@ -89,13 +89,7 @@ def answer(
         where.append(f"rollout_id in (select rollout_id from tables.messages_all where {letters})")
         wanted = WordQuery(failing=wanted.failing)
     if wanted.asks:
-        if len(position) > 1:
-            raise BadFilter(
-                "the log has several event streams, of which there is no index of words: filter by columns, "
-                "or search with `orchard sql`"
-            )
-        complete = search_index.step(tables, position.last(0))
-        read = 1.0 if complete else search_index.upto / position.last(0)
+        read = 1.0 if search_index.step(tables, position) else search_index.share(position)
         tables.register("_among", pa.table({"sequence": search_index.rollouts(wanted)}))
         where.append(_AMONG)
     which = " and ".join(where)
@@ -127,11 +121,14 @@ def _worded(
     hits = search_index.hits(wanted, [row["sequence"] for row in rows(tables, query, ids)])
     numbers = {hit.sequence: hit.number for hit in hits}
     pattern = _pattern(wanted.words)
-    if not numbers:
-        return []
-    these = ", ".join(map(str, numbers))  # written out, so that DuckDB skips the parts of files without them
-    query = within(tables, _MESSAGES.format(f"sequence in ({these})"), min(numbers), max(numbers))
-    return [_shown(row, pattern, numbers[row["sequence"]] - 1) for row in rows(tables, query)]
+    shown = list[ShownHit]()
+    # By stream, and written out, so that DuckDB skips files, and the parts of files, without them.
+    for _, sequences in groupby(sorted(numbers), stream_of):
+        chosen = list(sequences)
+        where = f"sequence in ({', '.join(map(str, chosen))})"
+        query = within(tables, _MESSAGES.format(where), chosen[0], chosen[-1])
+        shown += [_shown(row, pattern, numbers[row["sequence"]] - 1) for row in rows(tables, query)]
+    return shown
 
 
 def _lettered(

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import duckdb
+import msgspec
 from aiohttp import web
 
 from orchard.actions import rollout as rollouts_
 from orchard.actions.audit import NotAllowed
 from orchard.actions.campaign_rows import made_and_proven
 from orchard.actions.session import Session
-from orchard.configuration.access import AccessError, People
+from orchard.configuration.access import AccessError, People, own_team
 from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import RunFiles
 from orchard.injector.orchestrator.origins import is_loopback
@@ -128,7 +129,7 @@ class PageSite:
     async def _read_words(self) -> None:
         """Runs steps of the index until it has all messages; other queries run between them."""
         await self.tables.position()
-        while not await self.tables.ask(self.search_index.step, self.tables.reached.last(0)):
+        while not await self.tables.ask(self.search_index.step, self.tables.reached):
             await self.tables.position()
 
     def acting(self, request: web.Request) -> Session:
@@ -387,9 +388,8 @@ async def serve(
         people = People(config.access.people, config.teams) if config.access.people else None
     except AccessError as error:
         raise ConfigError(str(error)) from error
-    access = Access(
-        token, loopback=loopback, private=private, hosts=hosts, settings=config.access, people=people
-    )
+    settings = msgspec.structs.replace(config.access, team=own_team(config.access, config.teams))
+    access = Access(token, loopback=loopback, private=private, hosts=hosts, settings=settings, people=people)
     opened = await asyncio.to_thread(open_tokenizer, tokenizer) if tokenizer else None
     try:
         site = PageSite(session, access, opened, base)

@@ -16,6 +16,7 @@ import msgspec
 
 from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
+from orchard.configuration.access import AccessError, check_team
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.policy.families import check_directory
 from orchard.pipelines.policy.serving import SLOTS
@@ -56,11 +57,17 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT) -> tuple[RunPlan, int]:
     """The run's plan and where its events begin; put into the log now, or there already.
 
-    Raises RunError where the log has another plan under the name.
+    Raises RunError where the log has another plan under the name, ConfigError for an unknown team.
     """
+    team = settings.team or session.principal.team
+    try:
+        check_team(team, session.config.teams)
+    except AccessError as error:
+        raise ConfigError(str(error)) from error
+    settings = msgspec.structs.replace(settings, team=team)
     async with session.connection("rl") as connection:
-        queue = Queue(kind="rollout", domain=settings.domain, priority=settings.priority)
-        await declare(connection, session.config.nats, [queue])
+        queue = Queue(domain=settings.domain, priority=settings.priority, team=team)
+        await declare(connection, session.config.nats, [queue], session.config.teams)
         known = await planned(connection, session.blobs, settings.run)
         if known is not None:
             plan, start = known

@@ -64,6 +64,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seed: int = 0
     domain: str = DEFAULT_DOMAIN
     priority: str = "normal"
+    team: str = ""
     budget: Budget = Budget()
     curriculum: StepCurriculum | None = None
     timeouts: Timeouts = Timeouts()
@@ -92,6 +93,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         check_name(self.name)
         check_name(self.domain, "domain")
         check_name(self.priority, "priority")
+        if self.team:
+            check_name(self.team, "team")
         if not self.tasks:
             raise ValueError("a run needs at least one task")
         if (self.impossible > 0) != bool(self.traps):
@@ -179,6 +182,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             sample=sample,
             domain=self.domain,
             priority=self.priority,
+            team=self.team,
             budget=budget,
             timeouts=self.timeouts,
             max_tries=self.max_tries,
@@ -242,7 +246,7 @@ def plan_hash(plan: RunPlan) -> str:
         del built["frugal"]
     if not plan.eval_every:
         del built["held_out"], built["eval_every"], built["eval_samples"]
-    for name in ("unanswered", "untrained"):
+    for name in ("unanswered", "untrained", "team"):
         if not built[name]:
             del built[name]
     return digest(msgspec.Raw(msgspec.json.encode(built)), 32)

@@ -210,12 +210,12 @@ async def planned(connection: Connection, blobs: BlobStore, run: str) -> tuple[R
 
 
 def planned_by(settings: RlSettings, plan: RunPlan) -> bool:
-    """Whether these settings make the plan, whatever tasks the store has by now."""
+    """Whether these settings make the plan, whatever tasks the store has by now, and whoever begins."""
     if bool(settings.impossible) != bool(plan.traps) or bool(settings.eval_every) != bool(plan.held_out):
         return False
     version = plan.harness_version
     made = make_plan(settings, plan.tasks, plan.traps, plan.held_out)
     same = planned_harness(made.harness, version) is planned_harness(plan.harness, version)
     baseline = plan.baseline and made.baseline  # plans of before it was there say nothing of it
-    told = {"harness": plan.harness, "harness_version": version, "baseline": baseline}
+    told = {"harness": plan.harness, "harness_version": version, "baseline": baseline, "team": plan.team}
     return same and plan == msgspec.structs.replace(made, **told)

@@ -175,6 +175,9 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Kind of work, a part of the name of the queue."""
     priority: str = "normal"
     """Priority of the requests in the queue."""
+    team: str = ""
+    """Team whose share of the slots the rollouts have, of `[teams]`; empty: that of the user who begins the
+    run."""
     keep_policies: Count = 1
     """Number of newest policies that are kept on disk; policies that may still sample rollouts are always
     kept."""
@@ -325,7 +328,7 @@ def settings_hash(settings: RlSettings) -> str:
             del told[name]
     if settings.compile is None:
         del told["compile"]
-    del told["engine"]  # who samples does not change what is made of it
+    del told["engine"], told["team"]  # who samples, in whose slots, does not change what is made of it
     if not settings.activation_checkpointing:
         del told["activation_checkpointing"]
     if settings.frugal is None:

@@ -295,7 +295,7 @@ async def _build(
         lost=sum(damage.diverged is None or hole <= damage.watermark for hole in damage.holes),
         moved=0 if damage.diverged is None else damage.held.last - damage.diverged + 1,
     )
-    beside = msgspec.structs.replace(settings, event_max_bytes=-1, replicas=1)
+    beside = msgspec.structs.replace(_without_login(settings), event_max_bytes=-1, replicas=1)
     async with (
         EmbeddedServer(work / "nats", sync="10s") as server,
         connect(beside, name="restore", url=server.url) as target,
@@ -320,6 +320,12 @@ async def _build(
     result = msgspec.structs.replace(counted, last=reached)
     _write_plan(work, msgspec.structs.replace(plan, result=result))
     return result
+
+
+def _without_login(settings: NatsSettings) -> NatsSettings:
+    """Settings for a server on this machine, whose address has its own login."""
+    login = ("credentials", "user", "password_env", "token_env", "tls_ca", "tls_cert", "tls_key")
+    return msgspec.structs.replace(settings, **dict.fromkeys(login))
 
 
 async def _whole(
@@ -395,7 +401,7 @@ async def _swap(connection: Connection, stream: int, settings: NatsSettings, wor
     config.metadata = (await connection.jetstream.stream_info(name)).config.metadata
     async with (
         EmbeddedServer(work / "nats", sync="10s") as server,
-        connect(settings, name="restore", url=server.url) as source,
+        connect(_without_login(settings), name="restore", url=server.url) as source,
     ):
         await replace_stream(source, connection, name, config)
     shutil.rmtree(work)

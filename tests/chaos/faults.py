@@ -153,12 +153,12 @@ async def proxy(world: World) -> bool:
 
 
 async def cut(world: World) -> bool:
-    """The NATS server loses the end of its newest file of events, as after a power failure."""
+    """The NATS server loses the end of the newest file of an event stream, as after a power failure."""
     return await _damage(world, lambda path, dice: os.truncate(path, _place(path, dice)))
 
 
 async def flip(world: World) -> bool:
-    """Bytes near the end of the newest file of events are others than were written."""
+    """Bytes near the end of the newest file of an event stream are others than were written."""
     return await _damage(world, _flip)
 
 
@@ -185,8 +185,9 @@ async def _damage(world: World, change: Callable[[Path, random.Random], None]) -
         if pid is None:
             return False
         await until(lambda: _ended(pid), "the NATS server to end")
-        blocks = list(world.store.glob(f"nats/jetstream/*/streams/{names.EVENTS}/msgs/*.blk"))
-        change(max(blocks, key=lambda block: int(block.stem)), world.chance)
+        blocks = world.store.glob(f"nats/jetstream/*/streams/{names.EVENTS}*/msgs/*.blk")
+        newest = {block.parent: block for block in sorted(blocks, key=lambda block: int(block.stem))}
+        change(newest[world.chance.choice(sorted(newest))], world.chance)
     finally:
         os.kill(record.pid, signal.SIGCONT)
     await until(lambda: world.record().children["nats"] != pid, "the NATS server to be started again")

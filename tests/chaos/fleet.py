@@ -42,8 +42,9 @@ from tests.chaos.fleet_processes import Processes
 from tests.chaos.fleet_report import ABORTED, MIB, Report, Size, counted, finished_before, judge
 from tests.chaos.world import CAMPAIGN
 from tests.infra.cluster import Member, lag_of, members, url_of
-from tests.infra.conftest import INFRA, Manifests, build
+from tests.infra.conftest import INFRA, Manifests
 from tests.infra.scaling import ScalingError, Trigger, jobs_to_create
+from tests.infra.test_chart import CHART, rendered
 from tests.sandbox_service import LocalService
 
 COMMAND = "echo done > /tmp/done && echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -262,22 +263,28 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 async def run(place: Path, nats: Path, size: Size) -> Report:
     """One run; whatever is found is in the report, and nothing is raised for it."""
     report = Report(size)
-    rendered = Manifests(build(INFRA / "overlays" / "cloud"))
+    values = (
+        "--values",
+        str(CHART / "values-cloud.yaml"),
+        "--set",
+        f"nats.eventStreams={size.event_streams}",
+    )
+    manifests = Manifests(rendered(*values))
     for directory in ("logs", "store"):
         (place / directory).mkdir(parents=True, exist_ok=True)
     secrets = place / "secrets"
     await asyncio.to_thread(
         subprocess.run, ["sh", str(INFRA / "make-secrets.sh"), str(secrets)], check=True, capture_output=True
     )
-    cluster = members(rendered.one("ConfigMap", "nats")["data"], secrets, nats)
+    cluster = members(manifests.one("ConfigMap", "nats")["data"], secrets, nats)
     fleet = Fleet(place, size, report, cluster)
-    scaled = rendered.one("ScaledJob", QUEUE.consumer)["spec"]
+    scaled = manifests.one("ScaledJob", QUEUE.consumer)["spec"]
     trigger = Trigger.of_metadata(scaled["triggers"][0]["metadata"] | {"lagThreshold": str(size.slots)})
     service = LocalService(place / "sandboxes")
     try:
         fleet.others |= {name: process.pid for name, process in service.processes().items()}
         async with Script([COMMAND]).served() as model:
-            settings = rendered.one("ConfigMap", "settings")["data"] | {
+            settings = manifests.one("ConfigMap", "settings")["data"] | {
                 "ORCHARD_STORE": str(place / "store"),
                 "ORCHARD_NATS__URL": url_of(cluster),
                 "ORCHARD_NATS__TLS_CA": str(secrets / "orchard" / "nats-ca" / "ca.crt"),
@@ -319,6 +326,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--max-age", type=float, default=300.0, help="of a worker, in seconds")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--event-streams", type=int, default=1, help="nats.event_streams")
     parser.add_argument(
         "--away",
         type=float,

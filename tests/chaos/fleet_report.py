@@ -39,6 +39,7 @@ class Size:
     seed: int = 1
     away: float = 0.0
     """Minutes for which one NATS server is gone, from half of the rollouts on."""
+    event_streams: int = 1
 
 
 @dataclass

@@ -7,6 +7,7 @@ test (tests/test_chaos.py).
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import tempfile
@@ -195,9 +196,11 @@ def main() -> None:
     parser.add_argument("--faults", default="all", help="kinds, with commas between: kill,stop,...")
     parser.add_argument("--tasks", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--event-streams", type=int, default=1, help="nats.event_streams")
     parser.add_argument("--store", type=Path, help="kept for a look afterwards; a temporary one otherwise")
     options = vars(parser.parse_args())
     store, number = options.pop("store"), options.pop("number")
+    os.environ["ORCHARD_NATS__EVENT_STREAMS"] = str(options.pop("event_streams"))
     try:
         kinds = chosen(options.pop("faults"))
     except ValueError as error:

@@ -20,7 +20,7 @@ from orchard.actions.notes import tag_campaign
 from orchard.actions.session import Session
 from orchard.actions.submission import how_to_serve
 from orchard.cli.campaign_facts import status_facts
-from orchard.configuration.access import AccessError, AccessSettings, People, caller
+from orchard.configuration.access import AccessError, AccessSettings, People, caller, login_name
 from orchard.configuration.config import Config
 from orchard.schemas.access import Principal, TeamHold, UserRole
 from orchard.schemas.blobs import BlobRef
@@ -124,6 +124,13 @@ async def test_roles_decide_and_every_command_is_in_the_trail(config: Config, co
             "where \"user\" = 'ola'"
         ).fetchall() == [("2", "orchard/page")]
         assert tables.sql("select state from campaigns").fetchall() == [("running",)]
+
+
+def test_the_team_of_a_login_name_is_the_configured_one_or_that_of_its_name() -> None:
+    name = login_name()
+    assert caller(AccessSettings(), ["vision"]).team == ""
+    assert caller(AccessSettings(), ["vision", name]).team == name
+    assert caller(AccessSettings(team="vision"), ["vision", name]).team == "vision"
 
 
 def test_a_caller_is_the_login_name_or_the_owner_of_a_key(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from orchard.streams.topology import declare
 TOKEN = "the-token-of-the-test"
 
 
-async def stored(place: Path, events: Sequence[e.Event], store: str = "store") -> Path:
+async def stored(place: Path, events: Sequence[e.Event], store: str = "store", streams: int = 1) -> Path:
     """The store that a writer makes of these events, beside those that it has already."""
-    settings = NatsSettings()
+    settings = NatsSettings(event_streams=streams)
     async with (
         EmbeddedServer(place / "nats") as server,
         connect(settings, name="test", url=server.url) as connection,

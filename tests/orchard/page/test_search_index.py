@@ -8,12 +8,13 @@ import duckdb
 import pytest
 
 from orchard.actions.rollout_index import RolloutIndex
-from orchard.page.rollouts import BadFilter, Query
+from orchard.page.rollouts import Query
 from orchard.page.search_index import SearchIndex, words_of
 from orchard.page.searching import SearchAnswer, answer
 from orchard.schemas import events as e
+from orchard.schemas.identity import rollout_stream
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.positions import Position, sequence_in
+from orchard.schemas.positions import Position
 from orchard.storage.reader import open_tables, position, refresh, rows
 from tests.benchmarks.million import Plan, fill_store
 from tests.orchard.page.conftest import Serve, stored
@@ -41,7 +42,7 @@ def searched(
         for upto in range(end // STEPS, end + end // STEPS, end // STEPS):
             refresh(tables, str(history), as_of=Position.of(min(upto, end)))
             index.follow(Position.of(min(upto, end)))
-            while not words.step(tables, min(upto, end)):
+            while not words.step(tables, Position.of(min(upto, end))):
                 pass
         yield tables, words, end
     index.close()
@@ -127,7 +128,7 @@ async def test_a_tool_chooses_its_calls_and_their_results(tmp_path: Path, quoted
     with open_tables(str(store)) as tables:
         index, words = RolloutIndex(tables), SearchIndex(str(store), tmp_path / "words")
         index.follow(position(str(store)))
-        assert words.step(tables, position(str(store)).last(0))
+        assert words.step(tables, position(str(store)))
         await stored(tmp_path, results)
         refresh(tables, str(store))
         index.follow(position(str(store)))
@@ -231,9 +232,37 @@ async def test_the_index_stays_and_goes_on(tmp_path: Path, serve: Serve) -> None
     assert (await total("pear"), await total("apple")) == (0, 1)
 
 
-def test_words_are_not_searched_in_several_event_streams(
-    searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int],
-) -> None:
-    tables, words, end = searched
-    with pytest.raises(BadFilter, match="several event streams, of which there is no index of words"):
-        answer(tables, words, Query.of({"text": "word"}), Position((end, sequence_in(1, 5))))
+@pytest.mark.parametrize("streams", [2, 4])
+async def test_words_are_found_in_every_event_stream(tmp_path: Path, streams: int) -> None:
+    """Of a store that had one stream when its index was made, and gets events in all of them afterwards."""
+    narrow, wide = Author("narrow"), Author("wide", streams)
+    failing = {"test_fruit": "FAILED"}
+    store = await stored(tmp_path, narrow.rollout(0, ["pear plum"], resolved=False, tests=failing))
+    words = SearchIndex(str(store), tmp_path / "words.sqlite")
+    with open_tables(str(store)) as tables:
+        index = RolloutIndex(tables)
+
+        def found(**filters: str) -> SearchAnswer:
+            refresh(tables, str(store))
+            index.follow(position(str(store)))
+            return answer(tables, words, Query.of(filters), position(str(store)))
+
+        assert found(text="pear").summary.total == 1
+        for part in range(2):
+            made = {
+                f"fig{sample}": wide.rollout(sample, [f"pear fig{sample}"], resolved=False, tests=failing)
+                for sample in range(8 * part, 8 * part + 8)
+            }
+            await stored(tmp_path, [event for events in made.values() for event in events], streams=streams)
+            everywhere = found(text="pear")
+            assert (everywhere.summary.total, everywhere.read) == (1 + 8 * (part + 1), 1.0)
+            assert {rollout_stream(rollout) for rollout in everywhere.hits} == set(range(streams))
+            assert all("<mark>pear</mark>" in str(hit.snippet) for hit in everywhere.hits.values())
+            assert found(text="pear", failing="test_fruit").summary.total == everywhere.summary.total
+            for fruit, events in made.items():
+                assert list(found(text=fruit).hits) == [events[0].rollout_id]
+        again = SearchIndex(str(store), tmp_path / "words.sqlite")
+        assert again.step(tables, position(str(store))) and again.share(position(str(store))) == 1.0
+        again.close()
+        index.close()
+        words.close()

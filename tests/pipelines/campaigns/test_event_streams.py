@@ -1,6 +1,7 @@
 """Campaigns whose rollouts are spread over several event streams."""
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -10,12 +11,14 @@ from orchard.pipelines.campaigns import commands
 from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.campaigns.reconciling import Reconciler
 from orchard.schemas.campaigns import rollout_ids, rollout_requests, spec_hash
+from orchard.schemas.health import Condition, ProcessReport
 from orchard.schemas.identity import rollout_stream
 from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.streams import consumer, names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection, connect
+from orchard.streams.errors import TopologyError
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import subjects
 from orchard.streams.server import EmbeddedServer
@@ -30,7 +33,8 @@ from tests.pipelines.campaigns.test_campaigns import (
     working,
 )
 
-FOUR = NatsSettings(ack_wait=1.5, heartbeat=0.3, event_streams=4)
+ONE = NatsSettings(ack_wait=1.5, heartbeat=0.3)
+FOUR = msgspec.structs.replace(ONE, event_streams=4)
 WIDE = msgspec.structs.replace(SPEC, event_streams=4)
 
 
@@ -79,6 +83,36 @@ async def test_a_campaign_runs_ends_and_is_resumed_in_its_streams(
     assert await subjects(connection, names.EVENTS, "orchard.events.done.*") == {
         f"orchard.events.done.{one}": 3 for one in rollouts if not rollout_stream(one)
     }
+
+
+async def test_workers_with_another_setting_carry_it_out(
+    connection: Connection, blobs: BlobStore, campaigns: Campaigns
+) -> None:
+    """The ids of the rollouts tell the streams, and no setting."""
+    await everything(campaigns.submit(SPEC))
+    async with (
+        connect(ONE, name="another", url=connection.url) as another,
+        working(another, blobs),
+    ):
+        await all_have(connection, ["rollout.aborted"], list(rollout_ids(WIDE)))
+
+
+async def test_a_campaign_is_refused_beside_a_process_that_reads_one_stream(
+    connection: Connection, campaigns: Campaigns
+) -> None:
+    async def report(condition: Condition) -> None:
+        said = ProcessReport(
+            name="old-1", kind="worker", host="h", pid=1, started=datetime.now(UTC), condition=condition
+        )
+        await connection.jetstream.publish("orchard.health.old", msgspec.json.encode(said))
+
+    await report(Condition.OK)
+    with pytest.raises(TopologyError, match="old-1 of an earlier version would not read all"):
+        await everything(campaigns.submit(SPEC))
+    assert await subjects(connection, names.WORK, names.WORK_SUBJECTS) == {}
+    await report(Condition.STOPPED)
+    await everything(campaigns.submit(SPEC))
+    assert len(await subjects(connection, names.WORK, names.WORK_SUBJECTS)) == SPEC.size
 
 
 async def test_a_campaign_keeps_the_streams_that_it_was_submitted_with(

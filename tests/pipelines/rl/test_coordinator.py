@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,12 +33,14 @@ from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
+from orchard.streams.entries import FIRST, rollout_entry
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings
+from orchard.streams.settings import NatsSettings, TeamSettings
 from orchard.streams.topology import declare
 
+TEAMS = {"rl": TeamSettings()}
 FRUGAL = FrugalSettings(decay=1.0)
 Judge = Callable[[RolloutRequest, int], float | None]
 """The reward of a rollout's n-th try, None when it is aborted."""
@@ -118,7 +120,9 @@ def outcome(request: RolloutRequest, attempt: int, reward: float | None) -> Even
 
 
 @asynccontextmanager
-async def workers(connection: Connection, judge: Judge, count: int = 4) -> AsyncIterator[Counter[str]]:
+async def workers(
+    connection: Connection, judge: Judge, count: int = 4, queues: Sequence[Queue] = (Queue(),)
+) -> AsyncIterator[Counter[str]]:
     """Claim loops that publish outcomes under the fence, as workers do; how often each rollout was run."""
     runs: Counter[str] = Counter()
     publisher = Publisher(connection)
@@ -136,7 +140,7 @@ async def workers(connection: Connection, judge: Judge, count: int = 4) -> Async
                 await publisher.terminal(outcome(request, number, judge(request, number)), request.fence)
             await claim.complete()
 
-    async with Claims(connection, Queue()) as claims:
+    async with Claims(connection, queues[0], queues[1:], TEAMS) as claims:
         tasks = [asyncio.create_task(loop(claims)) for _ in range(count)]
         try:
             yield runs
@@ -201,6 +205,23 @@ async def test_a_run_ends_with_every_group_that_the_plan_asks_for(
     assert {progress.groups[name].prompt for name in progress.dropped}.isdisjoint(
         progress.groups[name].prompt for name in progress.trained
     )
+
+
+async def test_a_run_of_a_team_has_its_share_beside_a_campaign_of_thousands(
+    connection: Connection, blobs: BlobStore
+) -> None:
+    """It ends while most of the campaign still waits, which was there before."""
+    queues = [Queue(team=team) for team in ("", *TEAMS)]
+    await declare(connection, connection.settings, queues, TEAMS)
+    run, campaign = plan(team="rl", steps=2), plan(name="campaign")
+    await Publisher(connection).offer_all(
+        [rollout_entry(campaign.request(prompt, 0), FIRST) for prompt in range(5_000)]
+    )
+    start = await begin(connection, blobs, run)
+    async with asyncio.timeout(120), workers(connection, fair, queues=queues) as runs:
+        await asyncio.gather(train(connection, run, start), Coordinator(connection, run).run(start))
+    theirs = {campaign.request(prompt, 0).rollout_id for prompt in range(5_000)}
+    assert theirs & runs.keys() and not theirs <= runs.keys()
 
 
 @pytest.mark.parametrize("first", [None, UNANSWERED], ids=["aborted", "unanswered"])
