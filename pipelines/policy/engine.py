@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as functional
 
 from orchard.pipelines.policy.cache import Cache
+from orchard.pipelines.policy.decoding import Decoder, Record, Row, recorder
 from orchard.pipelines.policy.pictures import Features, Layout, Shown
-from orchard.pipelines.policy.sampling import Draws, Sampling, choose
+from orchard.pipelines.policy.sampling import Draws, Sampling
 from orchard.pipelines.policy.weights import ROWS, ServedModel
 from orchard.schemas.messages import VersionRun
 
@@ -46,6 +47,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = False
     """Keep what a slot holds for a later prompt that begins alike. Saves most of the reading in multi-turn
     rollouts; a token may then depend, in the last bit of its probability, on what was asked before."""
+    graphs: bool | None = None
+    """Pad steps to few shapes and replay them, on a GPU as CUDA graphs; None: on a GPU alone."""
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +119,13 @@ class _Task:
             return "stop"
         return "length" if count + 1 >= self.sampling.max_tokens else None
 
+    def row(self) -> Row:
+        """What the next step is told. Draws a number."""
+        place, said = len(self.tokens) - 1, self.sampling
+        position = place + (self.layout.shift if self.layout else 0)
+        draw = self.draws.next()
+        return Row(self.tokens[-1], place, position, said.temperature, said.top_p, said.top_k, draw)
+
     def positions(self, first: int, end: int) -> torch.Tensor:
         """[3, tokens] of the tokens from `first` to before `end`, in a model that sees."""
         assert self.layout is not None
@@ -142,12 +152,16 @@ class _Slot:
 class GenerationEngine:
     """Generates in a thread of its own. Methods may be called from any thread."""
 
-    def __init__(self, model: ServedModel, version: int, settings: EngineSettings) -> None:
+    def __init__(
+        self, model: ServedModel, version: int, settings: EngineSettings, record: Record | None = None
+    ) -> None:
+        """`record` takes the place of what the settings and the model's device choose."""
         self.settings = msgspec.structs.replace(settings, context=min(settings.context, model.positions))
         self.figures = Figures()
         self.version = version
         self._model = model
         self._cache = Cache(model, slots=settings.slots, context=self.settings.context)
+        self._decoder = Decoder(model, self._cache, record or recorder(model, settings.graphs))
         self._slots = [_Slot() for _ in range(settings.slots)]
         self._waiting: deque[_Task] = deque()
         self._exchanges: deque[tuple[ServedModel, int, Future[int]]] = deque()
@@ -202,8 +216,7 @@ class GenerationEngine:
 
         Raises ValueError for a model of another shape.
         """
-        old, new = self._model, model
-        if _form(old) != _form(new):
+        if model.form != self._model.form:
             raise ValueError("the new weights are of another architecture than those being served")
         done: Future[int] = Future()
         with self._changed:
@@ -254,6 +267,7 @@ class GenerationEngine:
     def _exchange_weights(self) -> None:
         while self._exchanges:
             self._model, self.version, done = self._exchanges.popleft()
+            self._decoder.exchange(self._model)
             self.figures.reloads += 1
             for slot in self._slots:
                 slot.held = []
@@ -349,31 +363,14 @@ class GenerationEngine:
         running = self._running()
         if not running:
             return
-        count = -(-(running[-1][0] + 1) // ROWS) * ROWS
-        lengths: list[int | None] = [None] * count
-        ids, positions = [0] * count, [0] * count
+        rows = {}
         for number, task in running:
-            length = len(task.tokens) - 1
-            lengths[number], ids[number] = length, task.tokens[-1]
-            positions[number] = length + (task.layout.shift if task.layout else 0)
             self._slots[number].held.append(task.keys[-1])
-        device = self._model.device
-        places = torch.tensor(positions, device=device)
-        hidden = self._model.hidden(
-            torch.tensor(ids, device=device),
-            places.expand(3, -1) if self._model.tower else places,
-            self._cache.decoding(lengths),
-        )
-        logits = self._model.logits(hidden)
-        rows = torch.tensor([number for number, _ in running], device=device)
-        tokens, logprobs = choose(
-            logits[rows],
-            [task.sampling for _, task in running],
-            [task.draws.next() for _, task in running],
-        )
+            rows[number] = task.row()
+        chosen = self._decoder.step(rows)
         self.figures.steps += 1
         self.figures.generated_tokens += len(running)
-        for (number, task), token, logprob in zip(running, tokens, logprobs, strict=True):
+        for (number, task), (token, logprob) in zip(running, chosen, strict=True):
             reason = task.take(token, logprob, self.version)
             if reason is not None or task.future.cancelled():
                 self._slots[number].task = None
@@ -406,11 +403,6 @@ class GenerationEngine:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
         self.ended.set_result(None if isinstance(error, Stopping) else error)
-
-
-def _form(model: ServedModel) -> tuple[object, ...]:
-    """The model's shape, which must not change while requests run."""
-    return model.vocabulary, model.key_heads, model.width, model.layers, model.tower is None
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
