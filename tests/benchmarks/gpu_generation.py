@@ -14,8 +14,9 @@ from orchard.pipelines.policy.sampling import Sampling
 from orchard.pipelines.policy.weights import ServedModel
 
 _CONTEXT, _PAGE = 1024, 256
-_WARM = 4
-"""Tokens of each answer before the clock runs."""
+_WARM = 16
+"""Tokens of each answer before the clock runs: enough for all requests to run at once, so that every shape of
+a step has come."""
 
 
 class Work(NamedTuple):

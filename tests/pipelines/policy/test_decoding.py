@@ -65,12 +65,12 @@ def engine():
 def test_steps_of_few_shapes_have_the_bits_of_steps_of_any_shape(engine):
     """Above 256 tokens too, where attention sums in blocks."""
     asked = [*prompts(), *prompts(), [7] * 240, *prompts()]
-    free = answered(engine(small(), graphs=False), asked, 30)
+    free = answered(engine(small(), graphs=False), asked, 12)
     padded = engine(small(), graphs=True)
-    assert answered(padded, asked, 30) == free
+    assert answered(padded, asked, 12) == free
     record = Recorder()
     replayed = engine(small(), record)
-    assert answered(replayed, asked, 30) == free
+    assert answered(replayed, asked, 12) == free
     assert record.shapes + record.replays == replayed.figures.steps == padded.figures.steps
     assert record.shapes <= 2 * 2 * 2  # of 32 and 8 or 16 rows, 256 and 512 places, with and without a cut
 
@@ -89,11 +89,11 @@ def test_new_weights_need_no_new_recordings(engine):
     """They come to where the old ones were: a replay computes with what is there."""
     asked, record = prompts(), Recorder()
     running = engine(small(), record)
-    answered(running, asked, 10)
-    shapes, old = record.shapes, answered(running, asked, 10)
+    answered(running, asked, 6)
+    shapes, old = record.shapes, answered(running, asked, 6)
     assert running.reload(small(seed=1), 2).result(PATIENCE) == 2
-    new = answered(running, asked, 10)
-    assert new == answered(engine(small(seed=1)), asked, 10) != old
+    new = answered(running, asked, 6)
+    assert new == answered(engine(small(seed=1)), asked, 6) != old
     assert record.shapes == shapes
 
 
