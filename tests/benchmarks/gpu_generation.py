@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
-from orchard.pipelines.policy.engine import EngineSettings, Generated, GenerationEngine
+from orchard.pipelines.policy.engine import EngineSettings, GenerationEngine
+from orchard.pipelines.policy.running import Generated
 from orchard.pipelines.policy.sampling import Sampling
 from orchard.pipelines.policy.weights import ServedModel
 
