@@ -44,6 +44,9 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option(help="Further host name under which it is reached, for example behind a proxy."),
         ] = None,
+        eager: Annotated[
+            bool, typer.Option("--eager", help="On a GPU, start each kernel by itself, without CUDA graphs.")
+        ] = False,
         blind: Annotated[
             bool, typer.Option("--blind", help="Treat every picture as black, for a baseline.")
         ] = False,
@@ -72,6 +75,7 @@ def register(app: typer.Typer) -> None:
             dtype=dtype,
             threads=threads,
             allowed_hosts=tuple(allowed_host or ()),
+            eager=eager,
             blind=blind,
         )
         sys.exit(serve(settings))

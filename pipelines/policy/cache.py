@@ -1,6 +1,5 @@
 """Keys and values of the sequences being generated: one slot for each, attended to in a batch."""
 
-from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -8,14 +7,15 @@ import torch.nn.functional as functional
 
 from orchard.pipelines.policy.weights import ROWS, Attend, ServedModel
 
-_FINE, _COARSE = 64, 256
+_FINE = 64
+COARSE = 256
 
 
 def visible(length: int) -> int:
     """Number of positions that a step attends to when the longest sequence has `length`: few values, for
     few shapes. Steps of 256 above 256, as the attention kernel sums in blocks and rounds by how a
     block was cut: a row's sum is the same for all lengths that this function returns."""
-    step = _FINE if length <= _COARSE else _COARSE
+    step = _FINE if length <= COARSE else COARSE
     return -(-length // step) * step
 
 
@@ -32,23 +32,22 @@ class Cache:
         self._groups = model.heads // model.key_heads
         self._scratch = places - 1
 
-    def decoding(self, lengths: Sequence[int | None]) -> Attend:
-        """Attention of one new token in each of the first slots, at place `lengths[slot]`, to all before it.
+    def decoding(self, places: torch.Tensor, seen: int) -> Attend:
+        """Attention of one new token in each of the first slots, at its place in `places` [slots], to all
+        before it; no place is `seen` or more.
 
-        Slots with None take part as rows that write and read nothing of theirs.
+        Slots at place -1 take part as rows that write and read nothing of theirs. `places` is on the device,
+        and no shape depends on its numbers.
         """
-        rows = torch.arange(len(lengths), device=self._device)
-        places = torch.tensor(
-            [self._scratch if length is None else length for length in lengths], device=self._device
-        )
-        last = torch.tensor([length or 0 for length in lengths])
-        seen = visible(int(last.max()) + 1)
+        rows = torch.arange(len(places), device=self._device)
+        last = places.clamp(min=0)
+        places = places.masked_fill(places < 0, self._scratch)
 
         @cache
         def mask(window: int | None) -> torch.Tensor:
             unseen = ~_seen(last, seen, window)
-            filled = torch.zeros(len(lengths), seen).masked_fill_(unseen, float("-inf"))
-            return filled.to(self._keys)[:, None, None]
+            filled = self._keys.new_zeros(len(rows), seen).masked_fill_(unseen, float("-inf"))
+            return filled[:, None, None]
 
         def attend(
             layer: int,
@@ -89,7 +88,7 @@ class Cache:
         def mask(first: int, end: int, window: int | None) -> torch.Tensor | None:
             if not first and (window is None or end <= window):
                 return None
-            return _seen(torch.arange(first, end), end, window).to(self._device)
+            return _seen(torch.arange(first, end, device=self._device), end, window)
 
         def attend(
             layer: int,
@@ -126,5 +125,5 @@ class Cache:
 
 def _seen(places: torch.Tensor, end: int, window: int | None) -> torch.Tensor:
     """[rows, end]: whether the token at a row's place sees the one at each place before `end`."""
-    distance = places[:, None] - torch.arange(end)
+    distance = places[:, None] - torch.arange(end, device=places.device)
     return (distance >= 0) & (distance < (window or end))

@@ -6,7 +6,7 @@ version's alone."""
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as functional
 
 from orchard.pipelines.policy.cache import Cache
-from orchard.pipelines.policy.pictures import Features, Layout, Shown
-from orchard.pipelines.policy.sampling import Draws, Sampling, choose
+from orchard.pipelines.policy.decoding import Decoder, Record, recorder
+from orchard.pipelines.policy.pictures import Features, Shown
+from orchard.pipelines.policy.running import Ends, Generated, RunningRequest
+from orchard.pipelines.policy.sampling import Sampling
 from orchard.pipelines.policy.weights import ROWS, ServedModel
-from orchard.schemas.messages import VersionRun
 
 _SCORED_AT_ONCE = 256
 """Tokens of a prompt whose logits are in memory at once."""
@@ -46,18 +47,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = False
     """Keep what a slot holds for a later prompt that begins alike. Saves most of the reading in multi-turn
     rollouts; a token may then depend, in the last bit of its probability, on what was asked before."""
-
-
-class Generated(msgspec.Struct, frozen=True, kw_only=True):
-    ids: list[int]
-    logprobs: list[float]
-    versions: list[VersionRun]
-    finish_reason: str
-    """Why generation ended: `stop` or `length`."""
-    cached: int
-    """Tokens of the prompt that were not read again."""
-    prompt_logprobs: list[float] | None = None
-    """Log-probabilities at temperature 1 of the prompt's tokens after the first; None unless asked for."""
+    graphs: bool | None = None
+    """Pad steps to few shapes and replay them, on a GPU as CUDA graphs; None: on a GPU alone."""
 
 
 class Figures(msgspec.Struct):
@@ -74,82 +65,30 @@ class Figures(msgspec.Struct):
     waiting: int = 0
 
 
-Ends = Callable[[Sequence[int]], bool]
-"""Tells whether an answer, by its tokens so far, is complete for another reason than a stop token."""
-
-
-class _Task:
-    def __init__(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        ends: Ends | None,
-        layout: Layout | None,
-        *,
-        scored: bool,
-    ) -> None:
-        self.tokens = list(prompt)
-        self.keys = layout.keys if layout else self.tokens
-        """Keys of the prefix cache: token ids, with the picture's content in place of its tokens."""
-        self.layout = layout
-        self.prompt = len(prompt)
-        self.sampling = sampling
-        self.ends = ends
-        self.draws = Draws(sampling.seed)
-        self.logprobs: list[float] = []
-        self.versions: list[VersionRun] = []
-        self.cached = 0
-        self.scored = scored
-        self.prompt_logprobs: list[float] | None = [] if scored else None
-        self.future: Future[Generated] = Future()
-
-    def take(self, token: int, logprob: float, version: int) -> str | None:
-        """Append a sampled token; the finish reason when it was the last."""
-        count = len(self.logprobs)
-        if not self.versions or self.versions[-1].version != version:
-            self.versions.append(VersionRun(start=count, version=version))
-        self.tokens.append(token)
-        if self.layout:
-            self.keys.append(token)
-        self.logprobs.append(logprob)
-        if token in self.sampling.stop_ids or (self.ends and self.ends(self.tokens[self.prompt :])):
-            return "stop"
-        return "length" if count + 1 >= self.sampling.max_tokens else None
-
-    def positions(self, first: int, end: int) -> torch.Tensor:
-        """[3, tokens] of the tokens from `first` to before `end`, in a model that sees."""
-        assert self.layout is not None
-        said = torch.arange(max(first, self.prompt), max(end, self.prompt)) + self.layout.shift
-        return torch.cat([self.layout.positions[:, first:end], said.expand(3, -1)], dim=1)
-
-    def pictures(self, first: int, end: int) -> Iterator[tuple[int, Shown, int, int]]:
-        """Pictures between two tokens: where each begins or continues, counted from `first`, and which of
-        its tokens these are."""
-        for begin, stop, shown in self.layout.pictures if self.layout else ():
-            if max(begin, first) < min(stop, end):
-                yield max(begin, first) - first, shown, max(first - begin, 0), min(stop, end) - begin
-
-
 class _Slot:
     """A row of the cache: the keys of the tokens whose vectors it holds, and the task that generates
     there."""
 
     def __init__(self) -> None:
         self.held: list[int] = []
-        self.task: _Task | None = None
+        self.task: RunningRequest | None = None
 
 
 class GenerationEngine:
     """Generates in a thread of its own. Methods may be called from any thread."""
 
-    def __init__(self, model: ServedModel, version: int, settings: EngineSettings) -> None:
+    def __init__(
+        self, model: ServedModel, version: int, settings: EngineSettings, record: Record | None = None
+    ) -> None:
+        """`record` takes the place of what the settings and the model's device choose."""
         self.settings = msgspec.structs.replace(settings, context=min(settings.context, model.positions))
         self.figures = Figures()
         self.version = version
         self._model = model
         self._cache = Cache(model, slots=settings.slots, context=self.settings.context)
+        self._decoder = Decoder(model, self._cache, record or recorder(model, settings.graphs))
         self._slots = [_Slot() for _ in range(settings.slots)]
-        self._waiting: deque[_Task] = deque()
+        self._waiting: deque[RunningRequest] = deque()
         self._exchanges: deque[tuple[ServedModel, int, Future[int]]] = deque()
         self._changed = threading.Condition()
         self._draining = self._stopped = False
@@ -186,7 +125,7 @@ class GenerationEngine:
         if pictures and self._model.tower is None:
             raise ValueError("the model reads text alone: send no pictures, or serve a model that sees")
         layout = self._model.tower.layout(prompt, pictures) if self._model.tower else None
-        task = _Task(prompt, sampling, ends, layout, scored=scored)
+        task = RunningRequest(prompt, sampling, ends, layout, scored=scored)
         with self._changed:
             if self._draining:
                 raise Stopping
@@ -202,8 +141,7 @@ class GenerationEngine:
 
         Raises ValueError for a model of another shape.
         """
-        old, new = self._model, model
-        if _form(old) != _form(new):
+        if model.form != self._model.form:
             raise ValueError("the new weights are of another architecture than those being served")
         done: Future[int] = Future()
         with self._changed:
@@ -248,12 +186,13 @@ class GenerationEngine:
                 self._changed.wait()
             return False
 
-    def _running(self) -> list[tuple[int, _Task]]:
+    def _running(self) -> list[tuple[int, RunningRequest]]:
         return [(number, slot.task) for number, slot in enumerate(self._slots) if slot.task]
 
     def _exchange_weights(self) -> None:
         while self._exchanges:
             self._model, self.version, done = self._exchanges.popleft()
+            self._decoder.exchange(self._model)
             self.figures.reloads += 1
             for slot in self._slots:
                 slot.held = []
@@ -262,7 +201,7 @@ class GenerationEngine:
 
     def _admit(self) -> None:
         """Give free slots to waiting requests, up to the prefill limit."""
-        admitted: list[tuple[int, _Task]] = []
+        admitted: list[tuple[int, RunningRequest]] = []
         budget = self.settings.prefill
         free = [number for number, slot in enumerate(self._slots) if slot.task is None]
         with self._changed:
@@ -297,14 +236,14 @@ class GenerationEngine:
             self._cache.exchange(number, best, max(len(here.held), len(there.held)))
             here.held, there.held = there.held, here.held
 
-    def _read(self, tasks: list[tuple[int, _Task]]) -> None:
+    def _read(self, tasks: list[tuple[int, RunningRequest]]) -> None:
         """Compute the keys and values that the slots lack, up to before each task's last token, and score
         prompts where that is asked for."""
         pieces: list[tuple[int, int, int]] = []
         ids: list[int] = []
         positions: list[torch.Tensor] = []
         pictures: list[tuple[int, Features]] = []
-        scored: list[tuple[int, _Task]] = []
+        scored: list[tuple[int, RunningRequest]] = []
         tower = self._model.tower
         for number, task in tasks:
             slot = self._slots[number]
@@ -349,38 +288,21 @@ class GenerationEngine:
         running = self._running()
         if not running:
             return
-        count = -(-(running[-1][0] + 1) // ROWS) * ROWS
-        lengths: list[int | None] = [None] * count
-        ids, positions = [0] * count, [0] * count
+        rows = {}
         for number, task in running:
-            length = len(task.tokens) - 1
-            lengths[number], ids[number] = length, task.tokens[-1]
-            positions[number] = length + (task.layout.shift if task.layout else 0)
             self._slots[number].held.append(task.keys[-1])
-        device = self._model.device
-        places = torch.tensor(positions, device=device)
-        hidden = self._model.hidden(
-            torch.tensor(ids, device=device),
-            places.expand(3, -1) if self._model.tower else places,
-            self._cache.decoding(lengths),
-        )
-        logits = self._model.logits(hidden)
-        rows = torch.tensor([number for number, _ in running], device=device)
-        tokens, logprobs = choose(
-            logits[rows],
-            [task.sampling for _, task in running],
-            [task.draws.next() for _, task in running],
-        )
+            rows[number] = task.row()
+        chosen = self._decoder.step(rows)
         self.figures.steps += 1
         self.figures.generated_tokens += len(running)
-        for (number, task), token, logprob in zip(running, tokens, logprobs, strict=True):
+        for (number, task), (token, logprob) in zip(running, chosen, strict=True):
             reason = task.take(token, logprob, self.version)
             if reason is not None or task.future.cancelled():
                 self._slots[number].task = None
                 self._finish(task, reason)
         self.figures.running = sum(slot.task is not None for slot in self._slots)
 
-    def _finish(self, task: _Task, reason: str | None) -> None:
+    def _finish(self, task: RunningRequest, reason: str | None) -> None:
         # Until here the future could be cancelled, from now on it cannot.
         if reason is not None and task.future.set_running_or_notify_cancel():
             task.future.set_result(
@@ -406,11 +328,6 @@ class GenerationEngine:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
         self.ended.set_result(None if isinstance(error, Stopping) else error)
-
-
-def _form(model: ServedModel) -> tuple[object, ...]:
-    """The model's shape, which must not change while requests run."""
-    return model.vocabulary, model.key_heads, model.width, model.layers, model.tower is None
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -26,7 +26,7 @@ FAMILIES = {
 ROPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "mrope")
 _LAYERS = ("full_attention", "sliding_attention")
 _NEUTRAL = {"final_logit_softcapping": None, "use_bidirectional_attention": False}
-_LENGTH_DEPENDENT = ("dynamic", "longrope")
+LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Rope types whose rotation of every token depends on the length of its sequence."""
 
 
@@ -72,7 +72,7 @@ def longest(text: Mapping[str, Any]) -> int:
     """
     most: int = text["max_position_embeddings"]
     for rope in _ropes(text):
-        if _kind(rope) in _LENGTH_DEPENDENT:
+        if _kind(rope) in LENGTH_DEPENDENT:
             most = min(most, rope.get("original_max_position_embeddings") or most)
     return most
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from orchard.pipelines.policy.answers import AssistantMessage
 from orchard.pipelines.policy.conversations import Prompts
-from orchard.pipelines.policy.engine import Generated
 from orchard.pipelines.policy.requests import ChatRequest, CompletionRequest
+from orchard.pipelines.policy.running import Generated
 
 
 def chat_reply(

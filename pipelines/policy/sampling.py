@@ -1,7 +1,6 @@
 """Chooses tokens: a batch of distributions, each with its own temperature, cuts and random numbers."""
 
 import secrets
-from collections.abc import Sequence
 
 import msgspec
 import torch
@@ -38,43 +37,42 @@ class Draws:
 
 
 def choose(
-    logits: torch.Tensor, samplings: Sequence[Sampling], draws: Sequence[float]
-) -> tuple[list[int], list[float]]:
-    """A token for each row of `logits` [rows, vocabulary], and its log-probability in nats.
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor,
+    top_k: torch.Tensor,
+    draws: torch.Tensor,
+    *,
+    cut: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token for each row of `logits` [rows, vocabulary], and its log-probability in nats: both [rows].
 
-    The log-probability is of the distribution at the request's temperature before `top_k` and `top_p` cut it;
-    at temperature 0 it is that of temperature 1.
+    The other tensors are [rows] on the same device: numbers of each row's `Sampling`, and of its `Draws`.
+    Unless `cut`, no row has a `top_p` or `top_k`. The log-probability is of the distribution at the request's
+    temperature before these cut it; at temperature 0 it is that of temperature 1.
     """
-    device = logits.device
-    temperatures = [sampling.temperature for sampling in samplings]
-    if any(temperature not in (0.0, 1.0) for temperature in temperatures):
-        scale = torch.tensor([temperature or 1.0 for temperature in temperatures], device=device)
-        logits = logits / scale[:, None]
+    greedy = temperature == 0.0
+    logits = logits / temperature.masked_fill(greedy, 1.0)[:, None]
     logprobs = torch.log_softmax(logits, dim=-1)
     probabilities = logprobs.exp()
-    if any(sampling.top_k or sampling.top_p < 1.0 for sampling in samplings):
-        probabilities = _cut(probabilities, samplings)
+    if cut:
+        probabilities = _cut(probabilities, top_p[:, None], top_k[:, None])
     summed = probabilities.cumsum(dim=-1)
     whole = summed[:, -1:]
-    drawn = torch.tensor(draws, device=device, dtype=summed.dtype)[:, None] * whole
+    drawn = draws[:, None] * whole
     # Rounding must not carry a draw to the very end, behind the last token that has a probability.
     drawn = torch.minimum(drawn, torch.nextafter(whole, torch.zeros_like(whole)))
     chosen = torch.searchsorted(summed, drawn, right=True)
-    if 0.0 in temperatures:
-        greedy = torch.tensor([temperature == 0.0 for temperature in temperatures], device=device)
-        chosen = torch.where(greedy[:, None], logits.argmax(dim=-1, keepdim=True), chosen)
-    return chosen[:, 0].tolist(), logprobs.gather(1, chosen)[:, 0].tolist()
+    chosen = torch.where(greedy[:, None], logits.argmax(dim=-1, keepdim=True), chosen)
+    return chosen[:, 0], logprobs.gather(1, chosen)[:, 0]
 
 
-def _cut(probabilities: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+def _cut(probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
     """Zero all but the `top_k` most probable tokens, of these all but the fewest that sum to `top_p`."""
-    device, size = probabilities.device, probabilities.shape[1]
+    size = probabilities.shape[1]
     ordered, places = probabilities.sort(dim=-1, descending=True, stable=True)
-    ranks = torch.arange(size, device=device)
-    top_k = torch.tensor([sampling.top_k or size for sampling in samplings], device=device)[:, None]
-    top_p = torch.tensor([sampling.top_p for sampling in samplings], device=device)[:, None]
-    ordered = ordered * (ranks < top_k)
+    ranks = torch.arange(size, device=probabilities.device)
+    ordered = ordered * (ranks < top_k.masked_fill(top_k == 0, size))
     before = ordered.cumsum(dim=-1) - ordered
-    kept = (before < top_p * ordered.sum(dim=-1, keepdim=True)) | (top_p >= 1.0)
-    kept[:, 0] = True
+    kept = (before < top_p * ordered.sum(dim=-1, keepdim=True)) | (top_p >= 1.0) | (ranks == 0)
     return torch.zeros_like(probabilities).scatter_(1, places, ordered * kept)

@@ -18,14 +18,7 @@ from orchard.injector.orchestrator.origins import is_loopback, refusal
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.policy.conversations import Prompts
-from orchard.pipelines.policy.engine import (
-    Ends,
-    EngineSettings,
-    Generated,
-    GenerationEngine,
-    Overloaded,
-    Stopping,
-)
+from orchard.pipelines.policy.engine import EngineSettings, GenerationEngine, Overloaded, Stopping
 from orchard.pipelines.policy.pictures import RequestPictures, Shown
 from orchard.pipelines.policy.replies import chat_reply, completion_reply
 from orchard.pipelines.policy.requests import (
@@ -35,6 +28,7 @@ from orchard.pipelines.policy.requests import (
     ReloadRequest,
     read_body,
 )
+from orchard.pipelines.policy.running import Ends, Generated
 from orchard.pipelines.policy.sampling import Sampling
 from orchard.pipelines.policy.weights import load_weights
 from orchard.pipelines.vision.places import picture_urls

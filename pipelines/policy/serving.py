@@ -50,6 +50,8 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that running requests have after SIGTERM."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names that it accepts besides those of this machine, for example behind a proxy."""
+    eager: bool = False
+    """Start every kernel of a step by itself on a GPU, without CUDA graphs."""
     blind: bool = False
     """Answer as if every picture were black: the score that the policy still reaches is not owed to
     seeing."""
@@ -92,6 +94,7 @@ async def _serve(settings: ServingSettings, key: str | None) -> int:
             context=settings.context,
             waiting=settings.waiting,
             prefix_cache=settings.prefix_cache,
+            graphs=False if settings.eager else None,
         ),
         dtype=dtypes[settings.dtype],
         host=settings.host,

@@ -6,6 +6,7 @@ are ROWS or more of them.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from orchard.pipelines.models.directories import load_model
 from orchard.pipelines.models.picture_tokens import NEVER, never_said
-from orchard.pipelines.policy.families import check_family, longest
+from orchard.pipelines.policy.families import LENGTH_DEPENDENT, check_family, longest
 from orchard.pipelines.policy.pictures import Features, Tower
 
 ROWS = 8
@@ -68,6 +69,19 @@ class ServedModel:
         self.vocabulary: int = text.vocab_size
         self.positions = longest(text.to_dict())
         self.device, self.dtype = model.device, model.dtype
+        self._tensors = dict(chain(model.named_parameters(), model.named_buffers()))
+        self.form: dict[str, object] = {name: each.shape for name, each in self._tensors.items()}
+        """The shapes of its tensors, which new weights must have too."""
+        self.recordable = not any(getattr(text, name, 0) for name in ("num_experts", "num_local_experts"))
+        """Whether the kernels of a step are the same for all tokens; an expert's depend on who chose it."""
+        for module in self._decoder.modules():
+            if hasattr(module, "rope_type"):
+                module.rope_type = _still(module.rope_type)
+
+    def move_to(self, other: "ServedModel") -> None:
+        """Copy the weights over those of `other`, which has the same form, and use them there."""
+        for name, tensor in self._tensors.items():
+            tensor.data = other._tensors[name].copy_(tensor)
 
     @torch.inference_mode()
     def hidden(
@@ -102,6 +116,14 @@ class ServedModel:
         """Logits [rows, vocabulary] in float32."""
         found: torch.Tensor = self._head(hidden).float()
         return found.index_fill_(1, self._unsaid, NEVER) if len(self._unsaid) else found
+
+
+def _still(rope: Any) -> Any:
+    """A rope type, or one for each kind of layers, that reads no lengths from the device: sequences are too
+    short to change the rotation (`families.longest`)."""
+    if isinstance(rope, dict):
+        return {layer: _still(kind) for layer, kind in rope.items()}
+    return "default" if rope in LENGTH_DEPENDENT else rope
 
 
 def load_weights(directory: Path, *, device: torch.device, dtype: torch.dtype) -> ServedModel:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,9 +30,6 @@ from transformers import PreTrainedModel
 from orchard.pipelines.datasets.rows import TokenRow
 from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.models.tiny import SHAPES, ModelShape, new_model
-from orchard.pipelines.policy.engine import EngineSettings, GenerationEngine
-from orchard.pipelines.policy.sampling import Sampling
-from orchard.pipelines.policy.weights import ServedModel
 from orchard.pipelines.rl.learner import Learner, Trained
 from orchard.pipelines.rl.sequences import TokenSequence
 from orchard.pipelines.rl.settings import RlSettings
@@ -39,6 +37,8 @@ from orchard.pipelines.sft.adapters import add_adapter
 from orchard.pipelines.sft.processes import Processes, joined
 from orchard.pipelines.sft.settings import Lora, Precision, SftSettings
 from orchard.pipelines.sft.trainer import SftTrainer
+from tests.benchmarks import gpu_generation
+from tests.benchmarks.gpu_generation import Work
 
 QWEN3_06B = ModelShape(
     hidden_size=1024,
@@ -72,7 +72,10 @@ class Size:
         self.examples = 8 * processes if tiny else 16 * processes
         self.prompt, self.answer = (16, 8) if tiny else (256, 128)
         """Tokens of a request for generation."""
-        self.slots = (1, 4) if tiny else (1, 32, 128)
+        self.slots = (1, 8) if tiny else (1, 8, 32, 128)
+
+    def work(self, requests: int) -> Work:
+        return Work(requests, self.vocabulary, self.prompt, self.answer)
 
     def flops(self, lengths: list[int], trained: int, *, frozen: bool) -> float:
         """Of forward and backward passes over examples of these lengths; `frozen` weights get no gradient."""
@@ -90,6 +93,9 @@ class Size:
     def model(self, device: torch.device) -> PreTrainedModel:
         with device:
             return new_model(self.shape, vocabulary=self.vocabulary, seed=0)
+
+    def half(self, device: torch.device) -> PreTrainedModel:
+        return self.model(device).to(torch.bfloat16)
 
 
 def rows_of(size: Size, seed: int) -> list[TokenRow]:
@@ -274,21 +280,23 @@ def theirs(size: Size, processes: Processes) -> Figures:
     return Figures(tokens / seconds, None, gigabytes(processes.device), seconds)
 
 
-def generation(size: Size, processes: Processes, slots: int) -> Figures:
+def generation(size: Size, processes: Processes, slots: int, *, graphs: bool) -> Figures:
     """Of the policy server's engine, all slots busy."""
-    model = ServedModel(size.model(processes.device).to(torch.bfloat16))
-    engine = GenerationEngine(model, 0, EngineSettings(slots=slots, context=1024))
-    engine.start()
-    random, seconds = np.random.default_rng(0), 0.0
-    for tokens in (4, size.answer):  # the first warms up
-        prompts = random.integers(0, size.vocabulary, (slots, size.prompt)).tolist()
-        started = time.perf_counter()
-        asked = [engine.submit(each, Sampling(max_tokens=tokens, seed=n)) for n, each in enumerate(prompts)]
-        for answer in asked:
-            answer.result()
-        seconds = time.perf_counter() - started
-    engine.stop(0.0)
-    return Figures(slots * size.answer / seconds, None, gigabytes(processes.device), seconds / size.answer)
+    work = size.work(slots)
+    with gpu_generation.ours(size.half(processes.device), work, graphs=graphs) as ask:
+        return generated(processes, work, gpu_generation.seconds(ask, work))
+
+
+def continuous_batching(size: Size, processes: Processes, slots: int) -> Figures:
+    """Of `transformers`."""
+    work = size.work(slots)
+    with gpu_generation.theirs(size.half(processes.device), work) as ask:
+        return generated(processes, work, gpu_generation.seconds(ask, work))
+
+
+def generated(processes: Processes, work: Work, seconds: float) -> Figures:
+    tokens = work.requests * work.answer
+    return Figures(tokens / seconds, None, gigabytes(processes.device), seconds / work.answer)
 
 
 def exactness(size: Size, processes: Processes) -> str:
@@ -324,7 +332,15 @@ def measures(tiny: bool, processes: Processes, steps: int) -> Iterator[tuple[str
     yield "transformers.Trainer, the same rows", lambda: theirs(size, processes)
     yield "fine-tuning at 4B, LoRA", lambda: measured(large, processes, steps, fine_tuning, lora=Lora())
     for slots in size.slots:
-        yield f"generation, {slots} at once", lambda slots=slots: generation(size, processes, slots)  # type: ignore[misc]
+        for what, graphs in (("", True), (" without graphs", False)):
+            yield (
+                f"generation{what}, {slots} at once",
+                partial(generation, size, processes, slots, graphs=graphs),
+            )
+        yield (
+            f"continuous batching of transformers, {slots} at once",
+            partial(continuous_batching, size, processes, slots),
+        )
 
 
 HEADER = "| what | tokens/s | MFU | GB | s a step | kernels | s busy |\n|---|---:|---:|---:|---:|---:|---:|\n"
@@ -368,7 +384,10 @@ def main() -> None:
                 say(f"| {what} | not measured: {str(error).strip().partition(chr(10))[0]} | | | | | |")
         if processes.count == 1:
             free()
-            say("\n" + exactness(Size(given.size == "tiny", 1), processes))
+            size = Size(given.size == "tiny", 1)
+            say("\n" + exactness(size, processes))
+            free()
+            say(gpu_generation.agreement(lambda: size.half(processes.device), size.work(8)))
 
 
 if __name__ == "__main__":

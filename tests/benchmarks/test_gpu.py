@@ -21,5 +21,6 @@ def test_a_machine_without_a_gpu_is_refused_in_one_sentence():
 def test_every_row_is_measured_at_the_tiny_size():
     run = subprocess.run([*COMMAND, "--size", "tiny", "--cpu"], capture_output=True, text=True, check=True)
     table = [line for line in run.stdout.splitlines() if line.startswith("| ")]
-    assert len(table) == 9 and "not measured" not in run.stdout
+    assert len(table) == 12 and "not measured" not in run.stdout
     assert "loss of two examples" in run.stdout
+    assert "8 answers with and without graphs: 64 of 64 tokens alike" in run.stdout

@@ -276,10 +276,18 @@ def test_impossible_prompts_are_refused(engine, prompt, says):
         engine().submit(prompt, Sampling(max_tokens=1))
 
 
+def chosen(logits: torch.Tensor, sampling: Sampling, draws: torch.Tensor):
+    temperature, top_p, top_k = (
+        torch.full((len(logits),), number)
+        for number in (sampling.temperature, sampling.top_p, sampling.top_k)
+    )
+    return choose(logits, temperature, top_p, top_k, draws, cut=sampling.top_k > 0 or sampling.top_p < 1)
+
+
 def frequencies(sampling: Sampling, logits: torch.Tensor, count: int = 4000) -> list[float]:
-    draws = torch.rand(count, generator=torch.Generator().manual_seed(0)).tolist()
-    tokens, _ = choose(logits.expand(count, -1).contiguous(), [sampling] * count, draws)
-    return (torch.bincount(torch.tensor(tokens), minlength=logits.shape[-1]) / count).tolist()
+    draws = torch.rand(count, generator=torch.Generator().manual_seed(0))
+    tokens, _ = chosen(logits.expand(count, -1).contiguous(), sampling, draws)
+    return (torch.bincount(tokens, minlength=logits.shape[-1]) / count).tolist()
 
 
 PROBABILITIES = [0.5, 0.25, 0.15, 0.1]
@@ -307,8 +315,7 @@ def test_tokens_come_as_often_as_they_should(cuts, expected):
 
 def test_a_draw_at_the_edge_never_takes_an_impossible_token():
     logits = torch.tensor([[0.0, 0.0, float("-inf")], [float("-inf"), 0.0, float("-inf")]])
-    samplings = [Sampling(max_tokens=1)] * 2
     for draw in (0.0, 1 - 2**-24):
-        tokens, logprobs = choose(logits, samplings, [draw, draw])
+        tokens, logprobs = chosen(logits, Sampling(max_tokens=1), torch.full((2,), draw))
         assert all(logprob > float("-inf") for logprob in logprobs)
         assert tokens[1] == 1

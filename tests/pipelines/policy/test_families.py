@@ -161,11 +161,10 @@ def test_logits_and_routing_are_those_of_transformers(model):
         rows = served.logits(hidden)[: len(ids)].split([count for _, _, count in pieces])
         for (slot, _, _), part in zip(pieces, rows, strict=True):
             found[slot].append(part)
-    rest = [None] * (8 - len(asked))
+    idle = 8 - len(asked)
+    places = torch.tensor([len(prompt) - 1 for prompt in asked] + [-1] * idle)
     hidden = served.hidden(
-        torch.tensor([prompt[-1] for prompt in asked] + [0] * len(rest)),
-        torch.tensor([len(prompt) - 1 for prompt in asked] + [0] * len(rest)),
-        cache.decoding([len(prompt) - 1 for prompt in asked] + rest),
+        torch.tensor([prompt[-1] for prompt in asked] + [0] * idle), places, cache.decoding(places, 128)
     )
     for slot, row in enumerate(served.logits(hidden)[: len(asked)]):
         logits = torch.cat([*found[slot], row[None]])
