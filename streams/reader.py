@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 from nats.js import api
 
 from orchard.schemas.positions import sequence_in
-from orchard.streams.client import Frame, headers_of
+from orchard.streams.client import DELIVERED, Frame, headers_of
 from orchard.streams.connection import Connection, ConnectionLost
 from orchard.streams.errors import NatsUnreachable
 from orchard.streams.names import STORED_AT, known_subject, stream_number
@@ -37,9 +37,6 @@ _SILENCE = 3 * _HEARTBEAT
 _DONE = frozenset({"Batch Completed", "Message Size Exceeds MaxBytes"})
 """Descriptions of status 409 that mean that all messages or bytes of a request were given, and the consumer
 continues."""
-_DELIVERED = b"$JS.ACK."
-"""Prefix of the reply subject of a stream's message: whatever headers its publisher gave it, it is no
-status."""
 _INACTIVE = 60.0
 """Seconds after which the server removes the consumer of a reader that died."""
 
@@ -233,7 +230,7 @@ class Reader:
 
     def _on_frame(self, frame: Frame) -> None:
         self._silent = 0.0
-        if frame.reply.startswith(_DELIVERED):
+        if frame.reply.startswith(DELIVERED):
             self._outstanding -= 1
             self._arrived.append(frame)
             self._news.set()

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -6,6 +7,8 @@ import msgspec
 from orchard.schemas.events import Event, MalformedEvent, decode_event
 from orchard.schemas.positions import stream_of
 from orchard.schemas.subjects import is_misplaced
+
+_NO_BREAKS = str.maketrans("\r\n", "  ")
 
 
 class ApiError(msgspec.Struct):
@@ -92,6 +95,12 @@ def parse_headers(block: bytes) -> dict[str, str]:
         if colon:
             headers[name.decode("ascii", "replace").strip()] = value.decode("utf-8", "replace").strip()
     return headers
+
+
+def header_block(headers: Mapping[str, str]) -> bytes:
+    """Makes the header block of a message, empty without headers. Line breaks in a value become blanks."""
+    lines = [f"{name}: {value.strip().translate(_NO_BREAKS)}\r\n" for name, value in headers.items()]
+    return f"NATS/1.0\r\n{''.join(lines)}\r\n".encode() if lines else b""
 
 
 def whole_number(text: str) -> int | None:
