@@ -31,11 +31,6 @@ _MESSAGE = re.compile(rb"(H)?MSG ([^ \t\r\n]+) ([0-9]+) (?:([^ \t\r\n]+) )?(?(1)
 headers if there are any, and bytes in all."""
 
 
-DELIVERED = b"$JS.ACK."
-"""Prefix of the reply subject of a stream's message: whatever headers its publisher gave it, it is no
-status."""
-
-
 class Frame(NamedTuple):
     """A message in bytes, as it came; `headers` is its header block, empty where it has none."""
 
@@ -71,26 +66,25 @@ class _FrameParser(parser.Parser):
 
     async def _cut(self) -> None:
         """Delivers the whole messages at the start of the buffer, in order."""
-        buffer, at, self._wanted = self.buf, 0, 0
-        while line := _MESSAGE.match(buffer, at):
+        buffer, at, gone, self._wanted = self.buf, 0, 0, 0
+        listeners, have = self._client.listeners, bytes(buffer)
+        while line := _MESSAGE.match(have, at):
             _, subject, sid, reply, block, total = line.groups(b"")
             number, start = int(sid), line.end()
             body, end = start + int(block or 0), start + int(total)
-            if len(buffer) < end + 2:
+            if len(have) < end + 2:
                 self._wanted = end + 2 - at
                 break
-            with memoryview(buffer) as view:
-                frame = Frame(subject, reply, bytes(view[start:body]), bytes(view[body:end]))
             at = end + 2
-            if on_frame := self._client.listeners.get(number):
-                on_frame(frame)
+            if on_frame := listeners.get(number):
+                on_frame(Frame(subject, reply, have[start:body], have[body:end]))
                 continue
-            del buffer[:at]  # before others may run
-            at = 0
-            await self._client._process_msg(number, subject, reply, frame.data, frame.headers)
+            del buffer[: at - gone]  # before others may run
+            gone = at
+            await self._client._process_msg(number, subject, reply, have[body:end], have[start:body])
             if buffer is not self.buf:  # connected anew meanwhile
                 return
-        del buffer[:at]
+        del buffer[: at - gone]
 
 
 class TolerantClient(Client):
@@ -157,11 +151,6 @@ class TolerantClient(Client):
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         return headers_of(headers) or None if headers else None
-
-    def message_of(self, frame: Frame) -> Msg:
-        """Makes nats-py's message of a frame."""
-        headers = headers_of(frame.headers) if frame.headers else None
-        return self._build_message(0, frame.subject, frame.reply, frame.data, headers or None)
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None

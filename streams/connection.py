@@ -16,8 +16,9 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from orchard.schemas.positions import stream_of
-from orchard.streams.client import DELIVERED, Frame, TolerantClient, headers_of
+from orchard.streams.client import Frame, TolerantClient, headers_of
 from orchard.streams.errors import MessageTooLarge, NatsRefused, NatsUnreachable, StreamHeld, StreamsError
+from orchard.streams.records import DELIVERED
 from orchard.streams.settings import NatsSettings
 from orchard.streams.tasks import waited
 

@@ -10,7 +10,6 @@ import logging
 from contextlib import suppress
 
 import msgspec
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
@@ -60,7 +59,7 @@ class Puller:
         self._clock = asyncio.get_running_loop().time
         connection.on_loss(self._lost)
 
-    async def pull(self, timeout: float) -> Msg | None:
+    async def pull(self, timeout: float) -> Frame | None:
         """Pulls the next message; None after `timeout` seconds without one or without a connection.
 
         Raises TopologyError when the consumer has been missing for a while.
@@ -80,11 +79,11 @@ class Puller:
             status = status_of(message)
             if not status:
                 self._nobody_since = None
-                return self._connection.nats.message_of(message)
+                return message
             await self._refused(status, message, deadline)
         return None
 
-    async def pull_now(self) -> Msg | None:
+    async def pull_now(self) -> Frame | None:
         """Pulls a message that waits; None also without a connection, and while the consumer may have no more
         messages open."""
         try:
@@ -92,7 +91,7 @@ class Puller:
         except (ConnectionLost, NatsUnreachable) as error:
             log.debug("pulling from %s: %s", self._consumer, error)
             return None
-        return None if message is None or status_of(message) else self._connection.nats.message_of(message)
+        return None if message is None or status_of(message) else message
 
     async def close(self) -> None:
         """Withdraws interest, so that the server delivers nothing more here; hands back messages under
@@ -256,7 +255,7 @@ class _Slot:
 
 
 async def settle(connection: Connection, reply: str, verdict: bytes) -> bool:
-    """Acknowledges one delivery with `verdict` until the server confirms it.
+    """Acknowledges the delivery with this reply subject with `verdict` until the server confirms it.
 
     False when a server that is connected does not answer: a server that was killed forgets its last
     deliveries and is silent about them. Such a message counts as never delivered and comes again.

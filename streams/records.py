@@ -11,6 +11,11 @@ from orchard.schemas.subjects import is_misplaced
 _NO_BREAKS = str.maketrans("\r\n", "  ")
 
 
+DELIVERED = b"$JS.ACK."
+"""Prefix of the reply subject of a stream's message: whatever headers its publisher gave it, it is no
+status."""
+
+
 class ApiError(msgspec.Struct):
     code: int = 0
     err_code: int = 0
@@ -76,12 +81,12 @@ class Delivery(NamedTuple):
     """Number of messages that match and come after this one."""
 
     @classmethod
-    def of(cls, reply: str) -> "Delivery":
+    def of(cls, reply: bytes) -> "Delivery":
         """Parses
         `$JS.ACK.[domain.account.]stream.consumer.deliveries.sequence.consumer_sequence.time.waiting[.token]`;
         raises ValueError for another subject."""
-        tokens = reply.split(".")
-        if len(tokens) < 9 or tokens[:2] != ["$JS", "ACK"]:
+        tokens = reply.split(b".")
+        if len(tokens) < 9 or not reply.startswith(DELIVERED):
             raise ValueError(f"{reply!r} is not the acknowledgement subject of a delivery")
         first = 4 if len(tokens) == 9 else 6
         deliveries, sequence, consumer_sequence, time, waiting = map(int, tokens[first : first + 5])
