@@ -146,7 +146,7 @@ class TolerantClient(Client):
         else:
             command = b"PUB %b %d\r\n%b\r\n" % (place, payload_size, payload)
         await self._send_command(command)
-        if self._flush_queue.empty():
+        if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:

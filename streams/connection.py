@@ -192,7 +192,7 @@ class Connection:
     async def post(self, subject: str, payload: bytes, headers: bytes = b"", *, reply: str = "") -> None:
         """Publishes without a check of size and guard, and waits for no answer; raises ConnectionLost."""
         try:
-            await self.nats.publish(subject, payload, reply=reply, headers=headers)
+            await self.nats.publish(subject, payload, reply=reply, headers=headers)  # type: ignore[arg-type]
         except BadSubjectError as error:
             raise StreamsError(f"{subject!r} is no NATS subject: names may not contain blanks") from error
         except (NatsError, OSError) as error:

@@ -25,7 +25,7 @@ from orchard.streams.tasks import waited
 
 log = logging.getLogger(__name__)
 
-BATCH = 256
+BATCH = 1024
 BATCH_BYTES = 8 * 1024 * 1024
 """Number of messages, and of bytes, in one request; at most twice as many are in memory. The server cuts off
 a client that lets 64 MiB wait."""
