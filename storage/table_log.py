@@ -78,10 +78,9 @@ class FollowedTable:
         """Read the new commits; False if that fails. In a directory the next one is looked for by its name,
         which costs a fraction of asking Delta."""
         assert self._delta is not None
-        if not self.location.is_s3 and not self._commit(self._delta.version() + 1).exists():
-            return True
         with store_errors(self.location.url), contextlib.suppress(DeltaError):  # `opened` says why
-            self._delta.update_incremental()
+            if self.location.is_s3 or self._commit(self._delta.version() + 1).exists():
+                self._delta.update_incremental()
             return True
         return False
 
