@@ -168,6 +168,11 @@ class Vacuum:
         self._gone: set[str] = set()
         """Deleted files that the log still names."""
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there are replaced files that are not deleted yet."""
+        return bool(self._seen)
+
     def run(self) -> int:
         """Delete what is due; returns how many files. Raises StoreUnreachable."""
         now, location = self._clock(), self._followed.location

@@ -8,6 +8,7 @@ writer makes the table or cleans its log, is read again.
 import contextlib
 import secrets
 from collections.abc import Iterable
+from pathlib import Path
 
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
@@ -62,33 +63,39 @@ class FollowedTable:
     def __init__(self, location: Location, table: str) -> None:
         self.location, self.table = location, table
         self._delta: DeltaTable | None = None
-        self._seen: tuple[int, int] | None = None
+        self.newest: tuple[int, int] | None = None
+        """Inode and time of change of the newest commit at the last look; None in S3, and without a table."""
 
     def current(self) -> DeltaTable | None:
         """Return the newest snapshot, mostly the same object; None if there is no table. Raises as `opened`
         does."""
-        if self._delta is None or self._newest_commit() != self._seen or not self._updated():
+        if self._delta is None or self._newest_commit() != self.newest or not self._updated():
             self._delta = opened(self.location, self.table)
-        self._seen = self._newest_commit()
+        self.newest = self._newest_commit()
         return self._delta
 
     def _updated(self) -> bool:
+        """Read the new commits; False if that fails. In a directory the next one is looked for by its name,
+        which costs a fraction of asking Delta."""
+        assert self._delta is not None
         with store_errors(self.location.url), contextlib.suppress(DeltaError):  # `opened` says why
-            assert self._delta is not None
-            self._delta.update_incremental()
+            if self.location.is_s3 or self._commit(self._delta.version() + 1).exists():
+                self._delta.update_incremental()
             return True
         return False
 
     def _newest_commit(self) -> tuple[int, int] | None:
-        """Inode and time of change of the newest commit that is known; None in S3, and where it is gone."""
         if self._delta is None or self.location.is_s3:
             return None
-        log = self.location.path / "tables" / self.table / _LOG
         try:
-            found = (log / f"{self._delta.version():020}.json").stat()
+            found = self._commit(self._delta.version()).stat()
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns
+
+    def _commit(self, version: int) -> Path:
+        """File of a commit in a directory."""
+        return self.location.path / "tables" / self.table / _LOG / f"{version:020}.json"
 
 
 def set_aside(location: Location, table: str) -> None:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
-from nats.aio.msg import Msg
 
+from orchard.streams.client import Frame, headers_of
 from orchard.streams.connection import Connection, status_of
 from orchard.streams.errors import TopologyError
 from orchard.streams.publish import NobodyListens, PublishRetry
@@ -65,17 +65,18 @@ async def _ask(connection: Connection, stream: str, wanted: dict[str, Any]) -> l
 
 
 async def _ask_once(connection: Connection, stream: str, wanted: dict[str, Any]) -> list[StoredMessage]:
-    arrived: asyncio.Queue[Msg] = asyncio.Queue()
+    arrived: asyncio.Queue[Frame] = asyncio.Queue()
     inbox = connection.nats.new_inbox()
-    subscription = await connection.nats.subscribe(inbox, cb=arrived.put)
+    subscription = await connection.nats.listen(inbox, arrived.put_nowait)
     try:
         request = msgspec.json.encode(wanted)
         await connection.nats.publish(f"$JS.API.DIRECT.GET.{stream}", request, reply=inbox)
         found: list[StoredMessage] = []
         while True:
             message = await waited(arrived.get(), _SILENCE)
-            if _SEQUENCE in (message.headers or {}):  # whatever else its publisher has put beside it
-                found.append(_stored(message))
+            headers = headers_of(message.headers)
+            if _SEQUENCE in headers:  # whatever else its publisher has put beside it
+                found.append(_stored(headers, message.data))
                 continue
             match status_of(message):
                 case "204" | "404":
@@ -88,12 +89,11 @@ async def _ask_once(connection: Connection, stream: str, wanted: dict[str, Any])
         await subscription.unsubscribe()
 
 
-def _stored(message: Msg) -> StoredMessage:
-    headers = {str(name): value for name, value in (message.headers or {}).items()}
+def _stored(headers: dict[str, str], data: bytes) -> StoredMessage:
     return StoredMessage(
         sequence=int(headers[_SEQUENCE]),
         subject=headers["Nats-Subject"],
         nanoseconds=nanoseconds(headers["Nats-Time-Stamp"]),
         headers=headers,
-        data=message.data,
+        data=data,
     )

@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
-from nats.aio.msg import Msg
 
 from orchard.schemas.queues import Queue
 from orchard.streams import names
+from orchard.streams.client import Frame, headers_of
 from orchard.streams.connection import Connection
 from orchard.streams.deadletter_codec import short_reason
 from orchard.streams.enqueue import enqueue_later
@@ -111,22 +111,22 @@ class Claim:
         connection: Connection,
         heartbeats: Heartbeats,
         queue: Queue,
-        message: Msg,
+        message: Frame,
         on_settled: Callable[[], None],
     ) -> None:
         delivery = Delivery.of(message.reply)
         self.body = message.data
-        self.subject = message.subject
+        self.subject = message.subject.decode("utf-8", "replace")
         self.queue = queue
         self.sequence = delivery.sequence
         self.deliveries = delivery.deliveries
-        self.message_id = (message.headers or {}).get(names.MESSAGE_ID, "")
+        self.message_id = headers_of(message.headers).get(names.MESSAGE_ID, "")
         self.lost = asyncio.Event()
         self._connection = connection
         self._on_settled = on_settled
         self._heartbeats = heartbeats
         loop = asyncio.get_running_loop()
-        self._lease = Lease(message.reply, lambda: _tell(loop, self.lost))
+        self._lease = Lease(message.reply.decode(), lambda: _tell(loop, self.lost))
         self._settled = False
         heartbeats.add(self._lease)
 

@@ -66,26 +66,25 @@ class _FrameParser(parser.Parser):
 
     async def _cut(self) -> None:
         """Delivers the whole messages at the start of the buffer, in order."""
-        buffer, at, self._wanted = self.buf, 0, 0
-        while line := _MESSAGE.match(buffer, at):
+        buffer, at, gone, self._wanted = self.buf, 0, 0, 0
+        listeners, have = self._client.listeners, bytes(buffer)
+        while line := _MESSAGE.match(have, at):
             _, subject, sid, reply, block, total = line.groups(b"")
             number, start = int(sid), line.end()
             body, end = start + int(block or 0), start + int(total)
-            if len(buffer) < end + 2:
+            if len(have) < end + 2:
                 self._wanted = end + 2 - at
                 break
-            with memoryview(buffer) as view:
-                frame = Frame(subject, reply, bytes(view[start:body]), bytes(view[body:end]))
             at = end + 2
-            if on_frame := self._client.listeners.get(number):
-                on_frame(frame)
+            if on_frame := listeners.get(number):
+                on_frame(Frame(subject, reply, have[start:body], have[body:end]))
                 continue
-            del buffer[:at]  # before others may run
-            at = 0
-            await self._client._process_msg(number, subject, reply, frame.data, frame.headers)
+            del buffer[: at - gone]  # before others may run
+            gone = at
+            await self._client._process_msg(number, subject, reply, have[body:end], have[start:body])
             if buffer is not self.buf:  # connected anew meanwhile
                 return
-        del buffer[:at]
+        del buffer[: at - gone]
 
 
 class TolerantClient(Client):
@@ -128,13 +127,30 @@ class TolerantClient(Client):
         self._pending.clear()
         self._pending_data_size = 0
 
+    async def _send_publish(
+        self,
+        subject: str,
+        reply: str,
+        payload: bytes,
+        payload_size: int,
+        headers: bytes | dict[str, str] | None,
+    ) -> None:
+        """Takes headers also as a block of `records.header_block`, which costs a quarter of a dictionary."""
+        if isinstance(headers, dict):
+            await super()._send_publish(subject, reply, payload, payload_size, headers)
+            return
+        place = f"{subject} {reply}".encode()
+        if headers:
+            size = len(headers) + payload_size
+            command = b"HPUB %b %d %d\r\n%b%b\r\n" % (place, len(headers), size, headers, payload)
+        else:
+            command = b"PUB %b %d\r\n%b\r\n" % (place, payload_size, payload)
+        await self._send_command(command)
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
+
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         return headers_of(headers) or None if headers else None
-
-    def message_of(self, frame: Frame) -> Msg:
-        """Makes nats-py's message of a frame."""
-        headers = headers_of(frame.headers) if frame.headers else None
-        return self._build_message(0, frame.subject, frame.reply, frame.data, headers or None)
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None

@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from nats.aio.msg import Msg
 from nats.errors import BadSubjectError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from orchard.schemas.positions import stream_of
-from orchard.streams.client import Frame, TolerantClient
+from orchard.streams.client import Frame, TolerantClient, headers_of
 from orchard.streams.errors import MessageTooLarge, NatsRefused, NatsUnreachable, StreamHeld, StreamsError
+from orchard.streams.records import DELIVERED
 from orchard.streams.settings import NatsSettings
 from orchard.streams.tasks import waited
 
 log = logging.getLogger(__name__)
 
-Headers = dict[str, str]
 _PENDING_BYTES = 64 * 1024 * 1024
 _RECONNECT_WAIT = 0.25
 
@@ -36,8 +35,8 @@ class ConnectionLost(StreamsError):
 class Pending(NamedTuple):
     """An answer that has not come yet."""
 
-    inbox: str
-    future: asyncio.Future[Msg]
+    inbox: bytes
+    future: asyncio.Future[Frame]
 
 
 class SeenEvent(NamedTuple):
@@ -85,7 +84,7 @@ class Connection:
         self._refused = asyncio.Event()
         self._on_loss: list[Callable[[], None]] = []
         self._inbox = ""
-        self._answers: dict[str, asyncio.Future[Msg]] = {}
+        self._answers: dict[bytes, asyncio.Future[Frame]] = {}
         self._asked = 0
 
     @property
@@ -156,12 +155,9 @@ class Connection:
         elif not held and not waiting and self.online.is_set():
             self._connected.set()
 
-    def check_size(self, subject: str, payload: bytes, headers: Headers | None) -> None:
+    def check_size(self, subject: str, payload: bytes, headers: bytes) -> None:
         """Raises MessageTooLarge when the server would refuse payload and headers together."""
-        limit = self.nats.max_payload
-        size = len(payload)
-        if headers:
-            size += sum([len(key) + len(value.encode()) + 4 for key, value in headers.items()]) + 12
+        limit, size = self.nats.max_payload, len(payload) + len(headers)
         if size > limit:
             raise MessageTooLarge(
                 f"a message of {size} bytes for {subject} is over the server's limit of {limit}: "
@@ -169,10 +165,10 @@ class Connection:
             )
 
     async def send(
-        self, subject: str, payload: bytes, headers: Headers | None = None, *, to_read: bool = False
+        self, subject: str, payload: bytes, headers: bytes = b"", *, to_read: bool = False
     ) -> Pending:
         """Publishes what `check_size` let pass, with a reply inbox; its future gets the answer, or
-        ConnectionLost when that is lost.
+        ConnectionLost when that is lost. `headers` is a block of `records.header_block`.
 
         Raises ConnectionLost when there is no connection now or, except for reading, the guard lets nothing
         pass.
@@ -183,21 +179,20 @@ class Connection:
         if not (self.online if to_read else self._connected).is_set():
             raise ConnectionLost(self.held or self.waiting or "not connected to NATS")
         self._asked += 1
-        pending = Pending(f"{self._inbox}{self._asked:x}", asyncio.get_running_loop().create_future())
+        inbox = f"{self._inbox}{self._asked:x}"
+        pending = Pending(inbox.encode(), asyncio.get_running_loop().create_future())
         self._answers[pending.inbox] = pending.future
         try:
-            await self.post(subject, payload, headers, reply=pending.inbox)
+            await self.post(subject, payload, headers, reply=inbox)
         except StreamsError:
             self.forget(pending)
             raise
         return pending
 
-    async def post(
-        self, subject: str, payload: bytes, headers: Headers | None = None, *, reply: str = ""
-    ) -> None:
+    async def post(self, subject: str, payload: bytes, headers: bytes = b"", *, reply: str = "") -> None:
         """Publishes without a check of size and guard, and waits for no answer; raises ConnectionLost."""
         try:
-            await self.nats.publish(subject, payload, reply=reply, headers=headers or None)
+            await self.nats.publish(subject, payload, reply=reply, headers=headers)  # type: ignore[arg-type]
         except BadSubjectError as error:
             raise StreamsError(f"{subject!r} is no NATS subject: names may not contain blanks") from error
         except (NatsError, OSError) as error:
@@ -208,8 +203,8 @@ class Connection:
         pending.future.cancel()
 
     async def ask(
-        self, subject: str, payload: bytes = b"", headers: Headers | None = None, *, timeout: float = 5.0
-    ) -> Msg:
+        self, subject: str, payload: bytes = b"", headers: bytes = b"", *, timeout: float = 5.0
+    ) -> Frame:
         """Sends what stores nothing and waits for the answer, which may be a status (see `status_of`).
 
         Raises ConnectionLost, TimeoutError after `timeout` seconds, and MessageTooLarge.
@@ -222,9 +217,9 @@ class Connection:
             self._answers.pop(pending.inbox, None)
 
     def _on_answer(self, frame: Frame) -> None:
-        future = self._answers.pop(frame.subject.decode("utf-8", "replace"), None)
+        future = self._answers.pop(frame.subject, None)
         if future is not None and not future.done():
-            future.set_result(self.nats.message_of(frame))
+            future.set_result(frame)
 
     def _lost(self) -> None:
         self._connected.clear()
@@ -340,7 +335,7 @@ async def connect(settings: NatsSettings, *, name: str, url: str | None = None) 
         await connection.close()
 
 
-async def within(future: asyncio.Future[Msg], seconds: float) -> Msg:
+async def within(future: asyncio.Future[Frame], seconds: float) -> Frame:
     """Awaits an answer, or raises TimeoutError after `seconds`: `wait_for` without its second future and loop
     turn, for the two waits of every claim."""
     if future.done():
@@ -352,17 +347,17 @@ async def within(future: asyncio.Future[Msg], seconds: float) -> Msg:
         timer.cancel()
 
 
-def _expire(future: asyncio.Future[Msg]) -> None:
+def _expire(future: asyncio.Future[Frame]) -> None:
     if not future.done():
         future.set_exception(TimeoutError())
 
 
-def status_of(message: Msg) -> str:
+def status_of(message: Frame) -> str:
     """Status of a message: `503` (nobody listens), `408`, `409`, ...; empty for an ordinary one. A delivery
     from a stream is ordinary, whatever headers its publisher gave it."""
-    if message.data or not message.headers or message.reply.startswith("$JS.ACK."):
+    if message.data or not message.headers or message.reply.startswith(DELIVERED):
         return ""
-    return message.headers.get("Status", "")
+    return headers_of(message.headers).get("Status", "")
 
 
 def _options(settings: NatsSettings) -> dict[str, Any]:

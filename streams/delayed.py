@@ -8,10 +8,9 @@ it on the work queue under its own id. Schedules cannot live in WORK itself: see
 import asyncio
 import logging
 
-from nats.aio.msg import Msg
-
 from orchard.schemas.queues import Queue
 from orchard.streams import names
+from orchard.streams.client import Frame, headers_of
 from orchard.streams.connection import Connection
 from orchard.streams.deadletter_codec import DeadRequest, letter
 from orchard.streams.enqueue import EnqueueResult, enqueue
@@ -52,9 +51,9 @@ class Delayed:
         while True:
             message = await puller.pull(_PULL_SECONDS)
             if message is not None:
-                await settle(self._connection, message.reply, await self._verdict(message))
+                await settle(self._connection, message.reply.decode(), await self._verdict(message))
 
-    async def _verdict(self, message: Msg) -> bytes:
+    async def _verdict(self, message: Frame) -> bytes:
         """Decides how a due request is settled. One that can never be queued does not delay others."""
         try:
             return await self._forward(message)
@@ -64,16 +63,16 @@ class Delayed:
             await self._bury(message, str(error))
             return ACK
 
-    async def _forward(self, message: Msg) -> bytes:
+    async def _forward(self, message: Frame) -> bytes:
         """Publishes a due request and returns how it is settled: one that must wait lets the others pass."""
-        headers = message.headers or {}
+        subject, headers = _subject(message), headers_of(message.headers)
         try:
-            Queue.of_subject(message.subject)
+            Queue.of_subject(subject)
         except ValueError as error:
             raise StreamsError(str(error)) from error
-        address = address_in(message.subject)
+        address = address_in(subject)
         due = OutgoingMessage(
-            subject=work_subject(message.subject),
+            subject=work_subject(subject),
             payload=message.data,
             id=headers.get(names.ORIGINAL_ID, ""),
             expected=None if address is None else 0,
@@ -87,17 +86,17 @@ class Delayed:
         )
         return nak_for(_BLOCKED_WAIT) if blocked else ACK
 
-    async def _bury(self, message: Msg, reason: str) -> None:
+    async def _bury(self, message: Frame, reason: str) -> None:
         """Makes a request that fits no queue a dead letter."""
         delivery = Delivery.of(message.reply)
         dead = DeadRequest(
             stream=names.LATER,
             request_sequence=delivery.sequence,
-            subject=message.subject,
+            subject=_subject(message),
             consumer=names.DUE_CONSUMER,
             reason=f"terminated: {reason}",
             deliveries=delivery.deliveries,
-            message_id=(message.headers or {}).get(names.ORIGINAL_ID, ""),
+            message_id=headers_of(message.headers).get(names.ORIGINAL_ID, ""),
             body=message.data,
         )
         await store(self._connection, letter(dead, self._connection.nats.max_payload))
@@ -106,3 +105,7 @@ class Delayed:
         """Whether the rollout got an outcome, or was reopened, since the request was made."""
         newest = await self._publisher.outcome(address.key)
         return newest is not None and newest.sequence != address.fence
+
+
+def _subject(message: Frame) -> str:
+    return message.subject.decode("utf-8", "replace")

@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 import msgspec
-from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
 from orchard.schemas.positions import own_sequence, sequence_in
-from orchard.streams.connection import Connection, ConnectionLost, Headers, Pending, status_of
+from orchard.streams.client import Frame
+from orchard.streams.connection import Connection, ConnectionLost, Pending, status_of, within
 from orchard.streams.errors import (
     LogFull,
     NatsUnreachable,
@@ -24,7 +25,7 @@ from orchard.streams.errors import (
     WrongSequence,
 )
 from orchard.streams.names import EXPECTED, MESSAGE_ID, stream_number, taken_by
-from orchard.streams.records import ApiError
+from orchard.streams.records import ApiError, header_block
 
 T = TypeVar("T")
 
@@ -56,16 +57,17 @@ class OutgoingMessage(NamedTuple):
     payload: bytes
     id: str
     expected: int | None = None
-    extra: Headers | None = None
+    extra: Mapping[str, str] | None = None
 
     @property
-    def headers(self) -> Headers:
+    def headers(self) -> bytes:
+        """The header block."""
         headers = {MESSAGE_ID: self.id} if self.id else {}
         if self.expected is not None:
             headers[EXPECTED] = str(own_sequence(self.expected))
         if self.extra:
             headers.update(self.extra)
-        return headers
+        return header_block(headers)
 
 
 class _Answer(msgspec.Struct):
@@ -102,7 +104,7 @@ class Full(Unavailable):
 _DECODER = msgspec.json.Decoder(_Answer)
 
 
-def result_in(answer: Msg) -> PublishResult:
+def result_in(answer: Frame) -> PublishResult:
     """Decodes the answer to a publish.
 
     Raises WrongSequence, QueueFull and StoreRefused for good, NobodyListens and Unavailable for another try.
@@ -145,7 +147,18 @@ async def store(connection: Connection, message: OutgoingMessage) -> int:
     nobody takes the subject for NOBODY_GRACE, StoreRefused when the server is there and silent for
     STALL_GRACE, NatsUnreachable when `patience` ends.
     """
-    return (await store_all(connection, [message]))[0]
+    headers = message.headers
+    connection.check_size(message.subject, message.payload, headers)
+
+    async def once() -> int:
+        sent = await connection.send(message.subject, message.payload, headers)
+        try:
+            return _result(connection, message, await within(sent.future, ACK_TIMEOUT)).sequence
+        except TimeoutError:
+            connection.forget(sent)
+            raise
+
+    return await PublishRetry(connection).until(message.subject, once)
 
 
 async def store_all(connection: Connection, messages: list[OutgoingMessage]) -> list[int]:
@@ -166,14 +179,15 @@ async def results_of(connection: Connection, messages: list[OutgoingMessage]) ->
 async def _publish(
     connection: Connection, messages: list[OutgoingMessage], *, stop_at_refusal: bool
 ) -> list[PublishResult]:
-    for message in messages:
-        connection.check_size(message.subject, message.payload, message.headers)
+    headers = [message.headers for message in messages]
+    for message, block in zip(messages, headers, strict=True):
+        connection.check_size(message.subject, message.payload, block)
     results = [PublishResult()] * len(messages)
     retry = PublishRetry(connection)
     todo = list(range(len(messages)))
     while todo:
         chunk = _chunk(messages, todo)
-        unanswered = await _publish_chunk(connection, messages, chunk, results, retry)
+        unanswered = await _publish_chunk(connection, messages, headers, chunk, results, retry)
         if stop_at_refusal:
             for index in chunk:
                 if (refusal := results[index].refusal) is not None:
@@ -288,6 +302,7 @@ def _chunk(messages: list[OutgoingMessage], todo: list[int]) -> list[int]:
 async def _publish_chunk(
     connection: Connection,
     messages: list[OutgoingMessage],
+    headers: list[bytes],
     chunk: list[int],
     results: list[PublishResult],
     retry: PublishRetry,
@@ -298,49 +313,50 @@ async def _publish_chunk(
     try:
         for index in chunk:
             message = messages[index]
-            pending.append(await connection.send(message.subject, message.payload, message.headers))
+            pending.append(await connection.send(message.subject, message.payload, headers[index]))
     except ConnectionLost as error:
         retry.problem = error
         unanswered = chunk[len(pending) :]
     await _answered([one.future for one in pending])
     again: list[int] = []
     for index, one in zip(chunk, pending, strict=False):
-        result = _result_of(connection, one, retry)
-        if result is None:
+        resent = results[index].resent
+        try:
+            result = _result(connection, messages[index], one.future.result())
+            results[index] = result._replace(resent=True) if resent else result
+        except (ConnectionLost, NobodyListens, Unavailable, TimeoutError) as error:
+            connection.forget(one)
+            retry.problem = error if isinstance(error, StreamsError) else Unavailable("no answer")
             again.append(index)
             results[index] = PublishResult(resent=True)
-            continue
-        stream = taken_by(messages[index].subject)
-        sequence = sequence_in(stream or 0, result.sequence)
-        results[index] = result._replace(sequence=sequence, resent=results[index].resent)
-        # Of a duplicate, the message that came first may have another body.
-        stored = result.refusal is None and not result.duplicate
-        if stored and stream is not None:
-            connection.saw(sequence, messages[index].payload)
+        except StreamsError as refusal:
+            results[index] = PublishResult(resent=resent, refusal=refusal)
     return again + unanswered
 
 
-def _result_of(connection: Connection, sent: Pending, retry: PublishRetry) -> PublishResult | None:
-    """Decodes the answer to a sent message; None if it is worth another try, with the problem in `retry`."""
-    if not sent.future.done():
-        connection.forget(sent)
-        retry.problem = Unavailable(f"no answer in {ACK_TIMEOUT:.0f} s")
-        return None
+def _result(connection: Connection, message: OutgoingMessage, answer: Frame) -> PublishResult:
+    """Decodes the answer to a message; raises as `result_in`, and Full where the publisher waits for room."""
     try:
-        return result_in(sent.future.result())
-    except (ConnectionLost, NobodyListens, Unavailable) as error:
-        retry.problem = error
-    except StreamsError as refusal:
-        if not (connection.waits_when_full and isinstance(refusal, LogFull | NoSpace)):
-            return PublishResult(refusal=refusal)
-        retry.problem = Full(str(refusal))
-    return None
+        found = result_in(answer)
+    except (LogFull, NoSpace) as refusal:
+        if connection.waits_when_full:
+            raise Full(str(refusal)) from refusal
+        raise
+    stream = taken_by(message.subject)
+    if stream is None:
+        return found
+    found = found._replace(sequence=sequence_in(stream, found.sequence))
+    if not found.duplicate:  # of which the message that came first may have another body
+        connection.saw(found.sequence, message.payload)
+    return found
 
 
-async def _answered(futures: list[asyncio.Future[Msg]]) -> None:
-    """Waits until all are answered, or ACK_TIMEOUT. Answers come in order, so the last one is waited for."""
+async def _answered(futures: list[asyncio.Future[Frame]]) -> None:
+    """Waits until all are answered, for ACK_TIMEOUT, after which they raise TimeoutError. Answers come in
+    order, so the last one is waited for."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + ACK_TIMEOUT
     for future in reversed(futures):
         if not future.done():
-            await asyncio.wait([future], timeout=max(deadline - clock(), 0.0))
+            with suppress(ConnectionLost, TimeoutError):
+                await within(future, max(deadline - clock(), 0.0))

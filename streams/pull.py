@@ -7,12 +7,13 @@ logged, and a message that comes when nobody waits is handed back at once.
 
 import asyncio
 import logging
+from contextlib import suppress
 
 import msgspec
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
+from orchard.streams.client import Frame, headers_of
 from orchard.streams.connection import Connection, ConnectionLost, status_of, within
 from orchard.streams.errors import NatsUnreachable, TopologyError
 from orchard.streams.publish import NOBODY_GRACE, NobodyListens, PublishRetry, Unavailable
@@ -58,7 +59,7 @@ class Puller:
         self._clock = asyncio.get_running_loop().time
         connection.on_loss(self._lost)
 
-    async def pull(self, timeout: float) -> Msg | None:
+    async def pull(self, timeout: float) -> Frame | None:
         """Pulls the next message; None after `timeout` seconds without one or without a connection.
 
         Raises TopologyError when the consumer has been missing for a while.
@@ -82,7 +83,7 @@ class Puller:
             await self._refused(status, message, deadline)
         return None
 
-    async def pull_now(self) -> Msg | None:
+    async def pull_now(self) -> Frame | None:
         """Pulls a message that waits; None also without a connection, and while the consumer may have no more
         messages open."""
         try:
@@ -102,7 +103,7 @@ class Puller:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _once(self, seconds: float) -> Msg | None:
+    async def _once(self, seconds: float) -> Frame | None:
         slot = self._idle.pop() if self._idle else await _Slot.open(self._connection)
         self._busy.add(slot)
         try:
@@ -131,8 +132,8 @@ class Puller:
         for slot in idle:
             self._discard(slot)
 
-    async def _refused(self, status: str, message: Msg, deadline: float) -> None:
-        description = (message.headers or {}).get("Description", "")
+    async def _refused(self, status: str, message: Frame, deadline: float) -> None:
+        description = headers_of(message.headers).get("Description", "")
         left = max(deadline - self._clock(), 0.0)
         if status == "503":
             now = self._clock()
@@ -191,18 +192,20 @@ class _Slot:
         self._connection = connection
         self._inbox = connection.nats.new_inbox()
         self._subscription: Subscription | None = None
-        self._waiter: asyncio.Future[Msg] | None = None
+        self._waiter: asyncio.Future[Frame] | None = None
+        self._late: set[asyncio.Task[None]] = set()
+        """Messages that nobody waits for, on their way back."""
 
     @classmethod
     async def open(cls, connection: Connection) -> "_Slot":
         slot = cls(connection)
         try:
-            slot._subscription = await connection.nats.subscribe(slot._inbox, cb=slot._on_message)
+            slot._subscription = await connection.nats.listen(slot._inbox, slot._on_frame)
         except (NatsError, OSError) as error:
             raise ConnectionLost(str(error)) from error
         return slot
 
-    async def pull(self, subject: str, seconds: float) -> Msg:
+    async def pull(self, subject: str, seconds: float) -> Frame:
         """Pulls a message or a status, within 0 seconds one that waits; raises TimeoutError when neither
         came, ConnectionLost."""
         limit = {"expires": max(int(seconds * 1e9), 1_000_000)} if seconds else {"no_wait": True}
@@ -224,7 +227,7 @@ class _Slot:
             self._waiter.set_exception(ConnectionLost("the connection to NATS was lost"))
 
     async def close(self) -> None:
-        """Withdraws interest; `_on_message` hands back messages under way."""
+        """Withdraws interest; `_on_frame` hands back messages under way."""
         if self._subscription is None:
             return
         subscription, self._subscription = self._subscription, None
@@ -235,16 +238,24 @@ class _Slot:
                 await subscription.unsubscribe()
         except (NatsError, OSError) as error:
             log.debug("closing a pull: %s", error)
+        if self._late:
+            await asyncio.wait(self._late)
 
-    async def _on_message(self, message: Msg) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(message)
-        elif not status_of(message):
-            await self._connection.nats.publish(message.reply, NAK)
+            self._waiter.set_result(frame)
+        elif not status_of(frame):
+            task = asyncio.ensure_future(self._hand_back(frame))
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+
+    async def _hand_back(self, frame: Frame) -> None:
+        with suppress(ConnectionLost):  # the server then takes it back by itself
+            await self._connection.post(frame.reply.decode(), NAK)
 
 
 async def settle(connection: Connection, reply: str, verdict: bytes) -> bool:
-    """Acknowledges one delivery with `verdict` until the server confirms it.
+    """Acknowledges the delivery with this reply subject with `verdict` until the server confirms it.
 
     False when a server that is connected does not answer: a server that was killed forgets its last
     deliveries and is silent about them. Such a message counts as never delivered and comes again.

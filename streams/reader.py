@@ -20,16 +20,17 @@ from orchard.streams.connection import Connection, ConnectionLost
 from orchard.streams.errors import NatsUnreachable
 from orchard.streams.names import STORED_AT, known_subject, stream_number
 from orchard.streams.publish import PublishRetry, Unavailable, not_permitted
-from orchard.streams.records import Delivery, whole_number
+from orchard.streams.records import DELIVERED, Delivery, whole_number
 from orchard.streams.tasks import waited
 
 log = logging.getLogger(__name__)
 
-BATCH = 256
+BATCH = 1024
 BATCH_BYTES = 8 * 1024 * 1024
 """Number of messages, and of bytes, in one request; at most twice as many are in memory. The server cuts off
 a client that lets 64 MiB wait."""
 _ROOM = 64 * 1024
+_STORED_AT = STORED_AT.encode()
 _EXPIRES = 60.0
 _HEARTBEAT = 5.0
 _SILENCE = 3 * _HEARTBEAT
@@ -37,9 +38,6 @@ _SILENCE = 3 * _HEARTBEAT
 _DONE = frozenset({"Batch Completed", "Message Size Exceeds MaxBytes"})
 """Descriptions of status 409 that mean that all messages or bytes of a request were given, and the consumer
 continues."""
-_DELIVERED = b"$JS.ACK."
-"""Prefix of the reply subject of a stream's message: whatever headers its publisher gave it, it is no
-status."""
 _INACTIVE = 60.0
 """Seconds after which the server removes the consumer of a reader that died."""
 
@@ -52,7 +50,12 @@ class Arrived(NamedTuple):
     subject: str
     time: int
     data: bytes
-    headers: dict[str, str]
+    head: bytes | dict[str, str]
+    """Header block, or the headers where they were stored apart."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self.head if isinstance(self.head, dict) else headers_of(self.head)
 
 
 def stored_at(headers: dict[str, str], time: int) -> int:
@@ -123,7 +126,7 @@ class Reader:
         self._news.clear()
         batch: list[Arrived] = []
         for frame in arrived:
-            delivery = Delivery.of(frame.reply.decode())
+            delivery = Delivery.of(frame.reply)
             if delivery.consumer_sequence != self._delivered + 1:
                 log.warning("a message before %d was lost on the way: reading it again", delivery.sequence)
                 self._broken = True
@@ -131,14 +134,15 @@ class Reader:
             self._delivered = delivery.consumer_sequence
             self.position = delivery.sequence + 1
             self.caught_up = delivery.waiting == 0
-            headers = headers_of(frame.headers) if frame.headers else {}
-            time = stored_at(headers, delivery.time)
+            time = delivery.time
+            if _STORED_AT in frame.headers:
+                time = stored_at(headers_of(frame.headers), time)
             subject = frame.subject.decode("utf-8", "replace")
             sequence = delivery.sequence
             if self._number:
                 sequence = sequence_in(self._number, sequence)
                 subject = known_subject(subject, self._number)
-            batch.append(Arrived(sequence, subject, time, frame.data, headers))
+            batch.append(Arrived(sequence, subject, time, frame.data, frame.headers))
         if batch and self._number is not None:
             self._connection.saw(batch[-1].sequence, batch[-1].data)
         return batch
@@ -233,7 +237,7 @@ class Reader:
 
     def _on_frame(self, frame: Frame) -> None:
         self._silent = 0.0
-        if frame.reply.startswith(_DELIVERED):
+        if frame.reply.startswith(DELIVERED):
             self._outstanding -= 1
             self._arrived.append(frame)
             self._news.set()

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -6,6 +7,13 @@ import msgspec
 from orchard.schemas.events import Event, MalformedEvent, decode_event
 from orchard.schemas.positions import stream_of
 from orchard.schemas.subjects import is_misplaced
+
+_NO_BREAKS = str.maketrans("\r\n", "  ")
+
+
+DELIVERED = b"$JS.ACK."
+"""Prefix of the reply subject of a stream's message: whatever headers its publisher gave it, it is no
+status."""
 
 
 class ApiError(msgspec.Struct):
@@ -73,12 +81,12 @@ class Delivery(NamedTuple):
     """Number of messages that match and come after this one."""
 
     @classmethod
-    def of(cls, reply: str) -> "Delivery":
+    def of(cls, reply: bytes) -> "Delivery":
         """Parses
         `$JS.ACK.[domain.account.]stream.consumer.deliveries.sequence.consumer_sequence.time.waiting[.token]`;
         raises ValueError for another subject."""
-        tokens = reply.split(".")
-        if len(tokens) < 9 or tokens[:2] != ["$JS", "ACK"]:
+        tokens = reply.split(b".")
+        if len(tokens) < 9 or not reply.startswith(DELIVERED):
             raise ValueError(f"{reply!r} is not the acknowledgement subject of a delivery")
         first = 4 if len(tokens) == 9 else 6
         deliveries, sequence, consumer_sequence, time, waiting = map(int, tokens[first : first + 5])
@@ -92,6 +100,12 @@ def parse_headers(block: bytes) -> dict[str, str]:
         if colon:
             headers[name.decode("ascii", "replace").strip()] = value.decode("utf-8", "replace").strip()
     return headers
+
+
+def header_block(headers: Mapping[str, str]) -> bytes:
+    """Makes the header block of a message, empty without headers. Line breaks in a value become blanks."""
+    lines = [f"{name}: {value.strip().translate(_NO_BREAKS)}\r\n" for name, value in headers.items()]
+    return f"NATS/1.0\r\n{''.join(lines)}\r\n".encode() if lines else b""
 
 
 def whole_number(text: str) -> int | None:

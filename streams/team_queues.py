@@ -8,10 +8,9 @@ import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 
-from nats.aio.msg import Msg
-
 from orchard.schemas.queues import Queue
 from orchard.streams import names
+from orchard.streams.client import Frame
 from orchard.streams.connection import Connection
 from orchard.streams.fair_order import FairOrder
 from orchard.streams.pull import Puller
@@ -37,7 +36,7 @@ class TeamQueues:
         self._turns = itertools.cycle(queues)
         self._clock = asyncio.get_running_loop().time
 
-    async def pull(self, timeout: float) -> tuple[Queue, Msg] | None:
+    async def pull(self, timeout: float) -> tuple[Queue, Frame] | None:
         """Pulls the next message, with its queue; None after `timeout` seconds without one. `release` the
         queue when it is settled. Raises as `Puller.pull` does."""
         deadline = self._clock() + timeout
@@ -60,7 +59,7 @@ class TeamQueues:
         for puller in self._pullers.values():
             await puller.close()
 
-    async def _pull_now(self) -> tuple[Queue, Msg] | None:
+    async def _pull_now(self) -> tuple[Queue, Frame] | None:
         """Pulls what waits, in fair order."""
         left = list(self._pullers)
         while left:

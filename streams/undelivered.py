@@ -173,7 +173,7 @@ class Undelivered:
                 except Exception:
                     # The sweep tries again every minute; meanwhile the others are buried.
                     log.exception("the request of an advisory cannot be buried: %s", message.data[:500])
-                await settle(self._connection, message.reply, ACK)
+                await settle(self._connection, message.reply.decode(), ACK)
         finally:
             await puller.close()
 

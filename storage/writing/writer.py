@@ -187,35 +187,49 @@ class Writer:
         """Compact while the writer keeps up with the stream; if it does not, that is more urgent."""
         followed = {name: FollowedTable(self._location, name) for name in TABLES}
         vacuums = {name: Vacuum(table) for name, table in followed.items()}
+        kept: dict[str, object] = {}
+        """State in which a table was when it last needed nothing, by name."""
         leftovers_at = float("-inf")
         while True:
             await asyncio.sleep(self._settings.compact_seconds)
             above = self._settings.compact_above * (10 if self._behind() else 1)
             look_for_leftovers = time.monotonic() - leftovers_at > _LEFTOVER_SECONDS
             for name, table in followed.items():
-                await self._in_thread(partial(self._keep, table, above, vacuums[name], look_for_leftovers))
+                kept[name] = await self._in_thread(
+                    partial(self._keep, table, above, vacuums[name], look_for_leftovers, kept.get(name))
+                )
             if look_for_leftovers:
                 leftovers_at = time.monotonic()
 
-    def _keep(self, followed: FollowedTable, above: int, replaced: Vacuum, look_for_leftovers: bool) -> None:
+    def _keep(
+        self, followed: FollowedTable, above: int, replaced: Vacuum, look_for_leftovers: bool, before: object
+    ) -> object:
+        """Compact a table and delete its old files, unless its state is as `before`; returns the state, or
+        None if the next look must not rely on it."""
         table = followed.table
+        state: object = None
         try:
+            followed.current()
+            state = followed.newest and (followed.newest, above)
+            if state and state == before and not replaced.waiting and not look_for_leftovers:
+                return state
             merged = compact(
                 self._location, table, above=above, cancelled=self._stopping.is_set, followed=followed
             )
         except CompactionCancelled:
-            return
+            return None
         except StoreFull:
-            merged = 0
+            state, merged = None, 0
             log.warning("no space to compact %s: free some", table)
         except StoreDamaged as error:
-            merged = 0
+            state, merged = None, 0
             log.error("not compacted: %s", error)
         gone = replaced.run()
         if look_for_leftovers:
             gone += vacuum(self._location, table)
         if merged or gone:
             log.info("compacted %s: %d files merged away, %d old ones deleted", table, merged, gone)
+        return state
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -156,6 +156,26 @@ async def test_the_writer_compacts_while_it_runs(
     assert store_digests(store) == before
 
 
+async def test_the_writer_compacts_again_what_came_after_a_look_that_found_nothing(
+    connection: Connection, publisher: Publisher, store: str, log
+) -> None:
+    stop, location = asyncio.Event(), Location.parse(store)
+    settings = WriterSettings(commit_rows=6, commit_seconds=0.05, compact_above=3, compact_seconds=0.02)
+    writer = Writer(store, connection, settings)
+    running = asyncio.create_task(writer.run(stop))
+    async with asyncio.timeout(60):
+        for sample in range(10):
+            *_, last = await publisher.events(log.whole_rollout(sample))
+            while not writer.position.covers(last):
+                await asyncio.sleep(0.01)
+        while len(snapshot(location, EVENTS)) > 3:
+            await asyncio.sleep(0.02)
+    stop.set()
+    await running
+    assert sum(file.rows for file in snapshot(location, EVENTS)) == 60
+    assert check(store) == []
+
+
 @pytest.mark.slow
 async def test_readers_are_undisturbed_by_writes_compaction_and_vacuum(
     connection: Connection, publisher: Publisher, store: str, write: Write, log

@@ -189,7 +189,7 @@ async def test_an_entry_of_the_version_before_is_forwarded_and_claimed(
 ) -> None:
     """It delayed requests under a digest of their name, and let all be due on one subject."""
     due = OutgoingMessage(queue.due_subject, b"old", "x", extra={names.ORIGINAL_ID: "r1"})
-    await connection.nats.publish(due.subject, due.payload, headers=due.headers)
+    await connection.post(due.subject, due.payload, due.headers)
     task = asyncio.create_task(Delayed(connection).run())
 
     claim = await claimed(claims)

@@ -8,12 +8,12 @@ from orchard.streams.records import Delivery, parse_headers
 @pytest.mark.parametrize(
     "reply",
     [
-        "$JS.ACK.S.c.3.70.90.1700000000000000000.12",
-        "$JS.ACK.hub.acc.S.c.3.70.90.1700000000000000000.12.token",
+        b"$JS.ACK.S.c.3.70.90.1700000000000000000.12",
+        b"$JS.ACK.hub.acc.S.c.3.70.90.1700000000000000000.12.token",
     ],
     ids=["plain", "with domain and account"],
 )
-def test_a_delivery_is_read_from_its_acknowledgement_subject(reply: str) -> None:
+def test_a_delivery_is_read_from_its_acknowledgement_subject(reply: bytes) -> None:
     delivery = Delivery.of(reply)
 
     assert (delivery.deliveries, delivery.sequence, delivery.consumer_sequence) == (3, 70, 90)
@@ -22,7 +22,7 @@ def test_a_delivery_is_read_from_its_acknowledgement_subject(reply: str) -> None
 
 def test_another_subject_is_refused() -> None:
     with pytest.raises(ValueError, match="is not the acknowledgement subject"):
-        Delivery.of("_INBOX.abc")
+        Delivery.of(b"_INBOX.abc")
 
 
 def test_headers_keep_colons_and_unicode() -> None:

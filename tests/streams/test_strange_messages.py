@@ -81,7 +81,7 @@ async def test_strange_subjects_and_headers_of_requests_hold_up_no_other(
     for _ in range(3 * connection.settings.max_deliver):
         message = await puller.pull(20)
         assert message is not None
-        await settle(connection, message.reply, NAK)
+        await settle(connection, message.reply.decode(), NAK)
     assert await puller.pull(0.1) is None
     await puller.close()
     assert await running_now(connection, "demo") == {"abcdef"}
