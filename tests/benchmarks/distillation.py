@@ -30,6 +30,24 @@ ARMS = {
 """Arms and what they are called on the page; the first two are what others are compared with."""
 TITLE = "# On-policy distillation and takeover against fine-tuning"
 _COLUMNS = ("against before, points", "against fine-tuning, points")
+BESIDE = """\
+## Looked at on other seeds
+
+A start that solves nothing teaches little about a teacher in the student's own states, so other starts were
+tried, one seed each (100 and above, none of which counts above; 28 November 2026):
+
+| the oracle's tokens at the start | passes | held-out pass rate, % |
+|---:|---:|---:|
+| 12,000; 24,000; 28,000 | 16 | 0; 0; 0 |
+| 32,958, all that there are | 12 | 2.5 |
+| 32,958 | 16 | 85.0, more than the teacher |
+
+So this student goes from nothing to nearly all within a fifth of the steps, and no start between was found.
+On-policy distillation reads each of its tokens once, in 8 steps; fine-tuning 16 times, in some 220.
+With 64 updates in place of 8, of three times the learning rate, the policy left its teacher (the divergence
+rose from 2.8 to 10.3 nats a token) and still solved nothing.
+"""
+"""What was seen on seeds that are not of the experiment, and so chose nothing in it."""
 SHARED = ("1.", "2.", "3.", "4.")
 """Beginnings of the titles of the steps that all seeds of a store share."""
 
@@ -111,6 +129,7 @@ def page(results: Sequence[SeedResult]) -> str:
         f"  read {fmean(one.read_tokens for one in results):,.0f} tokens a seed, their contexts included.",
         f"- A seed took {fmean(own) / 60:.1f} minutes beside what all share.",
         "",
+        BESIDE,
     ]
     return "\n".join(lines)
 
