@@ -170,5 +170,5 @@ def test_no_proxy_names_what_is_reached_without(
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://tls.example:3128")
     monkeypatch.setenv("HTTP_PROXY", "http://plain.example:3128")
-    monkeypatch.setenv("NO_PROXY", ".near.corp, port.example:5000, 10.0.0.0/8,fd00::/8")
+    monkeypatch.setenv("NO_PROXY", ".near.corp, port.example:5000, x/y, 10.0.0.1/8,fd00::/8")
     assert proxy_of(URL(url)) == (None if by is None else URL(by))

@@ -1,5 +1,6 @@
 """Which proxy a pull goes through: the one of HTTPS_PROXY, or of HTTP_PROXY for a registry without TLS."""
 
+from contextlib import suppress
 from ipaddress import ip_address, ip_network
 from urllib.request import getproxies, proxy_bypass
 
@@ -41,8 +42,8 @@ def proxy_of(url: URL) -> URL | None:
 
 
 def _in_network(host: str, exceptions: str) -> bool:
-    try:
-        address = ip_address(host)
-        return any(address in ip_network(each.strip()) for each in exceptions.split(",") if "/" in each)
-    except ValueError:  # a name, or no network
-        return False
+    for each in exceptions.split(","):
+        with suppress(ValueError):  # a name, or no network
+            if "/" in each and ip_address(host) in ip_network(each.strip(), strict=False):
+                return True
+    return False
