@@ -75,11 +75,11 @@ class FollowedTable:
         return self._delta
 
     def _updated(self) -> bool:
-        """Read the new commits; False if that fails. In a directory the next one is looked for by its name,
-        which costs a fraction of asking Delta."""
+        """Read the new commits; False if that fails. Where the newest known one is still there, the next one
+        is looked for by its name, which costs a fraction of asking Delta."""
         assert self._delta is not None
         with store_errors(self.location.url), contextlib.suppress(DeltaError):  # `opened` says why
-            if self.location.is_s3 or self._commit(self._delta.version() + 1).exists():
+            if self.newest is None or self._commit(self._delta.version() + 1).exists():
                 self._delta.update_incremental()
             return True
         return False

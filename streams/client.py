@@ -139,6 +139,8 @@ class TolerantClient(Client):
         if isinstance(headers, dict):
             await super()._send_publish(subject, reply, payload, payload_size, headers)
             return
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += payload_size
         place = f"{subject} {reply}".encode()
         if headers:
             size = len(headers) + payload_size

@@ -154,9 +154,8 @@ async def store(connection: Connection, message: OutgoingMessage) -> int:
         sent = await connection.send(message.subject, message.payload, headers)
         try:
             return _result(connection, message, await within(sent.future, ACK_TIMEOUT)).sequence
-        except TimeoutError:
+        finally:
             connection.forget(sent)
-            raise
 
     return await PublishRetry(connection).until(message.subject, once)
 

@@ -17,6 +17,7 @@ from orchard.streams.client import Frame, headers_of
 from orchard.streams.connection import Connection, ConnectionLost, status_of, within
 from orchard.streams.errors import NatsUnreachable, TopologyError
 from orchard.streams.publish import NOBODY_GRACE, NobodyListens, PublishRetry, Unavailable
+from orchard.streams.records import DELIVERED
 
 log = logging.getLogger(__name__)
 
@@ -210,10 +211,15 @@ class _Slot:
         came, ConnectionLost."""
         limit = {"expires": max(int(seconds * 1e9), 1_000_000)} if seconds else {"no_wait": True}
         request = msgspec.json.encode({"batch": 1, **limit})
-        self._waiter = asyncio.get_running_loop().create_future()
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._connection.nats.publish(subject, request, reply=self._inbox)
-            return await within(self._waiter, seconds + _ANSWER_GRACE)
+            return await within(waiter, seconds + _ANSWER_GRACE)
+        except asyncio.CancelledError:
+            self._waiter = None
+            if waiter.done() and not waiter.cancelled() and not waiter.exception():
+                self._on_frame(waiter.result())
+            raise
         except (NatsError, OSError) as error:
             if isinstance(error, TimeoutError):
                 raise
@@ -244,7 +250,7 @@ class _Slot:
     def _on_frame(self, frame: Frame) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(frame)
-        elif not status_of(frame):
+        elif frame.reply.startswith(DELIVERED):
             task = asyncio.ensure_future(self._hand_back(frame))
             self._late.add(task)
             task.add_done_callback(self._late.discard)

@@ -245,7 +245,8 @@ class Reader:
         headers = headers_of(frame.headers)
         status = headers.get("Status")
         if status in ("404", "408") or headers.get("Description") in _DONE:
-            self._outstanding -= int(headers.get("Nats-Pending-Messages", BATCH))
+            left = whole_number(headers.get("Nats-Pending-Messages", ""))
+            self._outstanding -= BATCH if left is None else left
         elif status != "100":
             log.info("the consumer %s ended (%s): reading on with a new one", self._consumer, headers)
             self._broken = True

@@ -17,6 +17,10 @@ users=$dir/orchard/nats-users
 # EVENT_STREAMS is the number for new campaigns. The rights are for the most there ever were: no stream is removed.
 rights=$(cat "$dir/event-streams" 2>/dev/null || echo 1)
 streams=${EVENT_STREAMS:-$rights}
+case $streams in
+  [1-9] | 1[0-6]) ;;
+  *) echo "EVENT_STREAMS is $streams: give a number from 1 to 16" >&2; exit 2 ;;
+esac
 [ "$streams" -le "$rights" ] || rights=$streams
 echo "$rights" > "$dir/event-streams"
 
@@ -43,7 +47,8 @@ settings() {  # settings HOST PLACE: what every process on it reads; PLACE is wh
     cat "$dir/store.env"
     printf 'ORCHARD_NATS__URL=tls://%s:4222\nORCHARD_NATS__TLS_CA=%s/ca.crt\n' "$log" "$2"
     printf 'ORCHARD_NATS__PASSWORD_ENV=NATS_PASSWORD\nORCHARD_SANDBOX__TLS_CA=%s/ca.crt\n' "$2"
-    printf 'ORCHARD_NATS__EVENT_STREAMS=%s\nORCHARD_CONFIG=%s/orchard.toml\n' "$streams" "$2"
+    [ "$rights" = 1 ] || printf 'ORCHARD_NATS__EVENT_STREAMS=%s\n' "$streams"
+    printf 'ORCHARD_CONFIG=%s/orchard.toml\n' "$2"
   } > "$dir/hosts/$1/settings.env"
   cp "$dir/orchard.toml" "$dir/hosts/$1/orchard.toml"
   chmod 644 "$dir/hosts/$1/ca.crt" "$dir/hosts/$1/orchard.toml"
@@ -96,7 +101,7 @@ for host in "$@"; do
   done
 done
 
-[ -s "$dir/fronts" ] || exit 0
+[ -s "$dir/fronts" ] || { rm -f "$dir"/hosts/*/orchestrator.env; exit 0; }
 # A key that all services accept beside their own, which stays the one that may do everything.
 key=$dir/front.key
 [ -s "$key" ] || printf 'p%s' "$(openssl rand -hex 24)" > "$key"

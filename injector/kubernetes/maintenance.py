@@ -94,7 +94,7 @@ class Maintenance(BackgroundTask):
                 log.error("not done in this round", exc_info=result)
         if ahead:
             try:
-                await self._ahead.step(demand)
+                await self._ahead.step(demand, now)
             except SandboxError as error:
                 log.warning("no image is pulled ahead in this round: %s", error.detail)
         loop = asyncio.get_running_loop()

@@ -6,6 +6,7 @@ All state is in the Pods, so any orchestrator can take the next step.
 """
 
 import hashlib
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.kubernetes.status import START_REASONS
 from orchard.schemas.sandboxes import PreparedImage, PreparedImages
 
+log = logging.getLogger(__name__)
+
 APP = {"app": "sandbox-images"}
 BATCH = "orchard/images"
 """Label with a digest of the images that a Pod pulls."""
@@ -36,6 +39,11 @@ KEPT = 600.0
 """Seconds for which the Pods of a client that has gone may still be asked about after their time is over."""
 AT_ONCE = 10
 """Images of the queue that a node pulls before the next ones begin."""
+PATIENCE = 600.0
+"""Seconds after which images of the queue are left to the sandboxes, so that one that does not come holds up
+no other."""
+LOOK = 10.0
+"""Seconds between two looks at the nodes for the queue."""
 _TINY = {"cpu": "10m", "memory": "16Mi"}
 _LIMITS = {"cpu": "100m", "memory": "64Mi"}
 _FINAL = {
@@ -89,21 +97,33 @@ class QueuePrepull:
         self._prepull = prepull
         self._settings = settings
         self._there: dict[str, set[str]] = {}
-        """Images that were pulled, or will not come, by node."""
+        """Images that were pulled, or were tried, by node."""
         self._batch: tuple[list[str], set[str]] = ([], set())
+        self._most = AT_ONCE
+        self._looks_at = self._ends_at = float("-inf")
 
-    async def step(self, waiting: Mapping[str, int]) -> None:
-        """Begin or continue; `waiting` counts the sandboxes by image. Raises SandboxUnavailable."""
-        if not (waiting or self._batch[0]):
+    async def step(self, waiting: Mapping[str, int], now: float) -> None:
+        """Begin or continue; `waiting` counts the sandboxes by image, `now` is of a clock in seconds. Raises
+        SandboxUnavailable."""
+        if now < self._looks_at or not (waiting or self._batch[0]):
             return
+        self._looks_at = now + LOOK
         nodes = {node.metadata.name: node for node in await self._prepull.nodes()}
         if not self._batch[0]:
-            self._batch = next_batch(self._permitted(waiting), nodes.keys(), self._there)
+            self._batch = next_batch(self._permitted(waiting), nodes.keys(), self._there, self._most)
+            self._ends_at = now + PATIENCE
         images, names = self._batch
         if not images:
             return
-        told = await self._prepull.step(images, [nodes[name] for name in names if name in nodes])
-        if told.done:
+        try:
+            told = await self._prepull.step(images, [nodes[name] for name in names if name in nodes])
+            over = told.done or now > self._ends_at
+        except SandboxRequestInvalid as error:
+            log.warning("%s cannot be pulled ahead: %s", ", ".join(images), error.detail)
+            over, self._most = len(images) == 1, 1  # from now on one refused image costs no other
+            if not over:
+                self._batch = ([], set())
+        if over:
             self._there = {name: self._there.get(name, set()) for name in nodes}
             for name in names & nodes.keys():
                 self._there[name].update(images)
@@ -120,14 +140,14 @@ class QueuePrepull:
 
 
 def next_batch(
-    waiting: Mapping[str, int], nodes: Collection[str], there: Mapping[str, Collection[str]]
+    waiting: Mapping[str, int], nodes: Collection[str], there: Mapping[str, Collection[str]], most: int
 ) -> tuple[list[str], set[str]]:
     """Return the images to pull next, those that most wait for first, and the nodes that lack one of them."""
     lacking = [
         image
         for image in sorted(waiting, key=lambda image: -waiting[image])
         if any(image not in there.get(node, ()) for node in nodes)
-    ][:AT_ONCE]
+    ][:most]
     return lacking, {node for node in nodes if any(image not in there.get(node, ()) for image in lacking)}
 
 

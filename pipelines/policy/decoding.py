@@ -127,9 +127,13 @@ class CudaGraphs:
             work()  # this result counts; what libraries do in a first call alone cannot be captured
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Another thread may load new weights onto the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            work()
+        try:  # another thread may load new weights onto the device meanwhile
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                work()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"no CUDA graph could be made of a step ({error}): serve with fewer slots, or with --eager"
+            ) from error
         return graph.replay
 
 

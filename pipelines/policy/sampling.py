@@ -5,6 +5,8 @@ import secrets
 import msgspec
 import torch
 
+LEAST_TEMPERATURE = 1e-5
+"""Temperatures below are taken for 0: dividing by them leaves the range of float32."""
 _DRAWN_AT_ONCE = 64
 
 

@@ -82,6 +82,7 @@ class ServedModel:
         """Copy the weights over those of `other`, which has the same form, and use them there."""
         for name, tensor in self._tensors.items():
             tensor.data = other._tensors[name].copy_(tensor)
+        self._unsaid = other._unsaid
 
     @torch.inference_mode()
     def hidden(

@@ -107,8 +107,8 @@ async def test_a_registry_with_an_authority_of_its_own_is_reached_without_the_pr
         (
             IMAGE,
             "{proxy}",
-            r"registry\.example is not trusted \(.*issuer certificate\): name a PEM file with its "
-            r"authority in SSL_CERT_FILE \(now: not set\)",
+            r"registry\.example is not trusted \(.*issuer certificate\): name a PEM file with the "
+            r"system's authorities and its own in SSL_CERT_FILE \(now: not set\)",
         ),
         (IMAGE, "http://we:wrong@127.0.0.1:{port}", r"answers 407 .*: correct HTTPS_PROXY"),
         (
@@ -120,6 +120,11 @@ async def test_a_registry_with_an_authority_of_its_own_is_reached_without_the_pr
             IMAGE,
             "http://we:wrong@127.0.0.1:1",
             r"the proxy 127\.0\.0\.1:1 cannot be reached: correct HTTPS_PROXY",
+        ),
+        (
+            IMAGE,
+            "http://we:wrong@proxy.invalid:3128",
+            r"the proxy proxy\.invalid:3128 has no address: correct HTTPS_PROXY",
         ),
         (IMAGE, "socks5://we:wrong@127.0.0.1:1", "HTTPS_PROXY is no address of an HTTP proxy: write http://"),
     ],

@@ -202,3 +202,28 @@ def test_a_table_of_an_earlier_version_gets_the_settings_of_this_one(
     assert StoreTable(location, EVENTS).watermark == Position.of(7)
     settings = DeltaTable(location.table_url(EVENTS)).metadata().configuration
     assert settings["delta.logRetentionDuration"] == "interval 1 minutes"
+
+
+async def test_a_table_whose_commits_are_cleaned_away_while_it_is_looked_at_is_read_on(
+    publisher: Publisher, store: str, write: Write, log
+) -> None:
+    """The newest commit that is known is deleted after the next one, between two looks of one question."""
+    await publisher.events(log.whole_rollout(0))
+    await write(WriterSettings(commit_rows=6))
+    location = Location.parse(store)
+    followed = FollowedTable(location, EVENTS)
+    before = followed.current()
+    assert before is not None
+    known = before.version()
+    for sample in range(1, ROLLOUTS):
+        await publisher.events(log.whole_rollout(sample))
+    await write(WriterSettings(commit_rows=6))
+    newest = DeltaTable(str(location.path / "tables" / EVENTS))
+    newest.create_checkpoint()
+    followed._commit(known + 1).unlink()
+    followed.current()
+    followed._commit(known).unlink()
+
+    for _ in range(2):
+        now = followed.current()
+    assert now is not None and now.version() == newest.version()

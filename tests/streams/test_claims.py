@@ -12,10 +12,12 @@ from orchard.schemas.events import Event
 from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.claims import Claim, Claims
+from orchard.streams.client import Frame
 from orchard.streams.connection import Connection, connect
 from orchard.streams.delayed import Delayed
 from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
+from orchard.streams.pull import _Slot
 from orchard.streams.reading import bounds, delete_message
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
@@ -69,6 +71,27 @@ async def test_a_waiting_slot_is_served_as_soon_as_a_request_comes(
     await Publisher(connection).offer(named(queue, "r1", b"body"))
 
     assert (await waiting).body == b"body"
+
+
+async def test_a_request_that_comes_in_the_instant_of_a_cancellation_goes_back_at_once(
+    connection: Connection, queue: Queue, claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_frame = _Slot._on_frame
+
+    def cancelled_too(slot: _Slot, frame: Frame) -> None:
+        on_frame(slot, frame)
+        waiting.cancel()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Slot, "_on_frame", cancelled_too)
+        waiting = asyncio.create_task(claimed(claims, 30))
+        await asyncio.sleep(0)
+        await Publisher(connection).offer(named(queue, "r1", b"body"))
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    claim = await claimed(claims)  # long before the server takes it back by itself
+    assert (claim.body, claim.deliveries) == (b"body", 2)
 
 
 @pytest.mark.long

@@ -281,6 +281,10 @@ class Registry:
             raise _untrusted(error) from error
         except aiohttp.ClientProxyConnectionError as error:
             raise _ProxyFails(_of_the_proxy(url, f"{error.host}:{error.port} cannot be reached")) from error
+        except aiohttp.ClientConnectorDNSError as error:
+            if proxy is None:
+                raise
+            raise _ProxyFails(_of_the_proxy(url, f"{error.host}:{error.port} has no address")) from error
         except aiohttp.ClientHttpProxyError as error:
             what = _of_the_proxy(url, f"answers {error.status} {error.message} for {url.host}")
             if error.status in _PASSING:
@@ -346,8 +350,8 @@ def _untrusted(error: aiohttp.ClientConnectorCertificateError) -> RegistryUnavai
     why = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
     now = os.environ.get("SSL_CERT_FILE", "not set")
     return RegistryUnavailable(
-        f"the certificate of {error.host} is not trusted ({why}): name a PEM file with its authority in "
-        f"SSL_CERT_FILE (now: {now}), {WHERE_SET}",
+        f"the certificate of {error.host} is not trusted ({why}): name a PEM file with the system's "
+        f"authorities and its own in SSL_CERT_FILE (now: {now}), {WHERE_SET}",
         reason="registry_untrusted",
     )
 

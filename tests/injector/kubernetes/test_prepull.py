@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from orchard.injector.errors import SandboxRefused
 from orchard.injector.kubernetes.objects import (
     ClusterNode,
     Metadata,
@@ -13,8 +14,19 @@ from orchard.injector.kubernetes.objects import (
     Pod,
     PodCondition,
 )
-from orchard.injector.kubernetes.prepull import AT_ONCE, KEPT, PrepullStep, abandoned, next_batch, next_step
+from orchard.injector.kubernetes.prepull import (
+    AT_ONCE,
+    KEPT,
+    LOOK,
+    PATIENCE,
+    PrepullStep,
+    QueuePrepull,
+    abandoned,
+    next_batch,
+    next_step,
+)
 from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.schemas.sandboxes import PreparedImages
 from tests.injector.kubernetes.conftest import NOW, pod
 
 IMAGES = ["debian:12", "none:1"]
@@ -116,9 +128,46 @@ def test_pods_of_a_client_that_has_gone_are_removed_long_after(settings: Kuberne
 
 def test_the_queues_images_come_most_wanted_first_and_once_to_each_node() -> None:
     waiting = {"few": 1, "many": 9} | {f"more-{number}": 3 for number in range(AT_ONCE)}
-    images, on = next_batch(waiting, ["a", "b"], {})
+    images, on = next_batch(waiting, ["a", "b"], {}, AT_ONCE)
     assert (images[0], len(images), "few" in images, on) == ("many", AT_ONCE, False, {"a", "b"})
     there = {"a": {*waiting}, "b": {*images}}
-    assert next_batch(waiting, ["a", "b"], there) == (["more-9", "few"], {"b"})
-    assert next_batch(waiting, ["a"], there) == ([], set())
-    assert next_batch({}, ["c"], there) == ([], set())
+    assert next_batch(waiting, ["a", "b"], there, AT_ONCE) == (["more-9", "few"], {"b"})
+    assert next_batch(waiting, ["a"], there, AT_ONCE) == ([], set())
+    assert next_batch({}, ["c"], there, AT_ONCE) == ([], set())
+
+
+class Cluster:
+    """A stand-in for `Prepull`: refuses one image, never has another."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    async def nodes(self) -> list[ClusterNode]:
+        return nodes(1)
+
+    async def step(self, images: list[str], on: list[ClusterNode]) -> PreparedImages:
+        assert on == nodes(1)
+        self.asked.append(images)
+        if "refused" in images:
+            raise SandboxRefused("the policy says no")
+        return PreparedImages(nodes=1, skipped=0, done="slow" not in images, images=[])
+
+
+async def test_an_image_that_does_not_come_or_is_refused_holds_up_no_other(
+    settings: KubernetesSettings,
+) -> None:
+    cluster = Cluster()
+    queue = QueuePrepull(cluster, settings)  # type: ignore[arg-type]
+    waiting = {"slow": 3, "refused": 2, "good": 1}
+    now = 0.0
+    while cluster.asked[-1:] != [["good"]]:
+        await queue.step(waiting, now)
+        await queue.step(waiting, now)  # a second look in the same instant asks nobody
+        now += LOOK
+        assert now < PATIENCE + 10 * LOOK, cluster.asked
+    assert cluster.asked[:2] == [["slow", "refused", "good"], ["slow"]]
+    assert cluster.asked[-2] == ["refused"]
+
+    asked = len(cluster.asked)
+    await queue.step(waiting, now)
+    assert len(cluster.asked) == asked

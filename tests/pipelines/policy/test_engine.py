@@ -117,6 +117,18 @@ def test_a_request_gets_the_same_bits_alone_and_in_any_company(engine):
             assert (other.ids, other.logprobs) == (alone.ids, alone.logprobs)
 
 
+@pytest.mark.parametrize("extreme", [{"top_k": 2**63 - 1}, {"temperature": 1e-40}, {"temperature": 5e-38}])
+def test_extreme_numbers_of_one_request_end_no_other(engine, extreme):
+    running, prompt = engine(), prompts(1)[0]
+    usual = {key: 0.0 if key == "temperature" else 0 for key in extreme}
+    futures = [
+        running.submit(prompt, Sampling(max_tokens=20, seed=1, **chosen)) for chosen in (extreme, usual, {})
+    ]
+    odd, plain, other = (future.result(PATIENCE) for future in futures)
+    assert odd.ids == plain.ids
+    assert len(other.ids) == 20
+
+
 def test_other_seeds_give_other_answers(engine):
     running, prompt = engine(), prompts(1)[0]
     futures = [running.submit(prompt, Sampling(max_tokens=20, temperature=3.0, seed=n)) for n in (1, 2)]
