@@ -172,15 +172,18 @@ async def test_who_lacks_the_rights_of_a_new_stream_is_told_what_renews_them(
 
 
 def test_rights_of_streams_that_were_made_stay(tmp_path: Path) -> None:
-    """With fewer streams for new campaigns, and when a host is added."""
+    """With fewer streams for new campaigns, when a host is added, and when the number is none."""
     place = tmp_path / "secrets"
     plain = (INFRA / "chart" / "files" / "accounts.conf").read_text()
     settings = place / "hosts" / "10.0.0.2" / "settings.env"
     found = []
     for given in (None, "4", "2", None):
         accounts = made_files(place, given)
-        streams = settings.read_text().partition("ORCHARD_NATS__EVENT_STREAMS=")[2].splitlines()[0]
+        streams = settings.read_text().partition("ORCHARD_NATS__EVENT_STREAMS=")[2].partition("\n")[0]
         found.append(
             (accounts == plain, "ORCHARD_EVENTS_3" in accounts, "ORCHARD_EVENTS_4" in accounts, streams)
         )
-    assert found == [(True, False, False, "1"), *((False, True, False, one) for one in ("4", "2", "4"))]
+    assert found == [(True, False, False, ""), *((False, True, False, one) for one in ("4", "2", "4"))]
+    with pytest.raises(subprocess.CalledProcessError):
+        made_files(place, "four")
+    assert (place / "event-streams").read_text().strip() == "4"
