@@ -60,6 +60,8 @@ class Connection:
         self.nats = TolerantClient()
         self.jetstream = JetStreamContext(self.nats)
         self.last_error: Exception | None = None
+        self.last_error_at = float("-inf")
+        """Time of the event loop's clock."""
         self.held = ""
         """Why nothing is published until somebody acts, as a sentence (`streams.stream_check`); empty when
         all is well."""
@@ -241,7 +243,7 @@ class Connection:
                 self.name,
                 error,
             )
-        self.last_error = error
+        self.last_error, self.last_error_at = error, asyncio.get_running_loop().time()
         if isinstance(error, ssl.SSLError) or "authorization violation" in str(error).lower():
             self._refused.set()
 

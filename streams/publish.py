@@ -43,6 +43,7 @@ _CHUNK_BYTES = 16 * 1024 * 1024
 _WRONG_SEQUENCE = frozenset({10071, 10164})
 _STORE_FAILED = 10077
 _NO_ROOM = frozenset({10023, 10028, 10047})
+_LATELY = 60.0
 _NOT_PERMITTED = re.compile(r'permissions violation for publish to "([^"]*)"', re.IGNORECASE)
 _FURTHER_STREAM = re.compile(r"orchard(\.events-|_events_)[1-9]")
 UNSETTLED = 10008
@@ -200,8 +201,10 @@ async def _publish(
 
 
 def not_permitted(connection: Connection, name: str, what: str) -> StoreRefused | None:
-    """Says that the user may not do `what`, if the server's last error is that it may not publish on this
-    subject, or on one with this name in it."""
+    """Says that the user may not do `what`, if the server's last error, lately, is that it may not publish on
+    this subject, or on one with this name in it."""
+    if asyncio.get_running_loop().time() - connection.last_error_at > _LATELY:
+        return None  # the rights may have been renewed since, and the server tells it anew if not
     refused = _NOT_PERMITTED.search(str(connection.last_error))
     if refused is None or not re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", refused[1]):
         return None
