@@ -98,8 +98,10 @@ async def test_files_that_fit_nowhere_else_are_not_carried(service: Service, mac
         AsyncSandboxClient(service.url) as client,
         await client.create_sandbox("host", memory="256Mi", cpu="1") as other,
     ):
+        there = SandboxMachine(other)
         with pytest.raises((LimitExceeded, NotWritable)):
-            await carry(["/workspace"], machine, SandboxMachine(other), timeout=30)
+            await carry(["/workspace"], machine, there, timeout=30)
+            await there.run("sleep 90", timeout=100, cwd="/")  # files are counted each minute at least
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
