@@ -19,7 +19,7 @@ Record = Callable[[Callable[[], None]], Callable[[], None]]
 """Does a step's work, and returns what does it again with the same tensors."""
 
 
-class Row(NamedTuple):
+class StepInput(NamedTuple):
     """What a step is told of a slot. The defaults are those of a slot without a request."""
 
     token: int = 0
@@ -43,7 +43,7 @@ class Decoder:
     def __init__(self, model: ServedModel, cache: Cache, record: Record | None) -> None:
         """Without `record`, no step is padded or replayed."""
         self._model, self._cache, self._record = model, cache, record
-        size, kind = (cache.slots, len(Row._fields)), torch.float64  # exact for ids and for float32
+        size, kind = (cache.slots, len(StepInput._fields)), torch.float64  # exact for ids and for float32
         self._given = torch.zeros(size, dtype=kind, device=model.device)
         self._chosen = torch.zeros(cache.slots, 2, dtype=kind, device=model.device)
         self._recorded: dict[tuple[int, int, bool], Callable[[], None]] = {}
@@ -55,14 +55,14 @@ class Decoder:
             model.move_to(self._model)
         self._model = model
 
-    def step(self, rows: Mapping[int, Row]) -> list[tuple[int, float]]:
+    def step(self, rows: Mapping[int, StepInput]) -> list[tuple[int, float]]:
         """The next token of each slot in `rows`, in their order, and its log-probability in nats."""
         count = -(-(max(rows) + 1) // ROWS) * ROWS
         seen = visible(max(row.place for row in rows.values()) + 1)
         if self._record:
             count = _padded(count, ROWS, self._cache.slots)
             seen = _padded(seen, COARSE, visible(self._cache.context))
-        idle = Row()
+        idle = StepInput()
         given = [rows.get(slot, idle) for slot in range(count)]
         self._given[:count].copy_(torch.tensor(given, dtype=self._given.dtype))
         shape = count, seen, any(row.cut for row in rows.values())

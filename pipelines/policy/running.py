@@ -6,7 +6,7 @@ from concurrent.futures import Future
 import msgspec
 import torch
 
-from orchard.pipelines.policy.decoding import Row
+from orchard.pipelines.policy.decoding import StepInput
 from orchard.pipelines.policy.pictures import Layout, Shown
 from orchard.pipelines.policy.sampling import LEAST_TEMPERATURE, Draws, Sampling
 from orchard.schemas.messages import VersionRun
@@ -65,13 +65,13 @@ class RunningRequest:
             return "stop"
         return "length" if count + 1 >= self.sampling.max_tokens else None
 
-    def row(self) -> Row:
+    def row(self) -> StepInput:
         """What the next step is told. Draws a number."""
         place, said = len(self.tokens) - 1, self.sampling
         position = place + (self.layout.shift if self.layout else 0)
         temperature = said.temperature if said.temperature >= LEAST_TEMPERATURE else 0.0
-        top_k, draw = min(said.top_k, 2**31), self.draws.next()  # a Row's numbers are exact up to 2**53
-        return Row(self.tokens[-1], place, position, temperature, said.top_p, top_k, draw)
+        top_k, draw = min(said.top_k, 2**31), self.draws.next()  # exact in float64
+        return StepInput(self.tokens[-1], place, position, temperature, said.top_p, top_k, draw)
 
     def positions(self, first: int, end: int) -> torch.Tensor:
         """[3, tokens] of the tokens from `first` to before `end`, in a model that sees."""

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 from orchard.pipelines.models.tiny import new_model
 from orchard.pipelines.models.tiny_vision import new_vision_model
 from orchard.pipelines.policy.cache import Cache
-from orchard.pipelines.policy.decoding import Decoder, Row, recorder
+from orchard.pipelines.policy.decoding import Decoder, StepInput, recorder
 from orchard.pipelines.policy.engine import EngineSettings, GenerationEngine
 from orchard.pipelines.policy.sampling import Sampling
 from orchard.pipelines.policy.weights import ServedModel
@@ -110,7 +110,7 @@ def _capture(work):
 def check_capturable(model) -> None:
     served = ServedModel(model.to("meta"))
     decoder = Decoder(served, Cache(served, slots=8, context=128), _capture)
-    for row in (Row(token=5, place=3, position=3), Row(5, 3, 3, 0.7, 0.9, 5, 0.5)):
+    for row in (StepInput(token=5, place=3, position=3), StepInput(5, 3, 3, 0.7, 0.9, 5, 0.5)):
         with pytest.raises(_Captured):
             decoder.step({1: row})
 
