@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from orchard.streams.answers import status_of
 from orchard.streams.client import Frame, headers_of
-from orchard.streams.connection import Connection, status_of
+from orchard.streams.connection import Connection
 from orchard.streams.errors import TopologyError
 from orchard.streams.publish import NobodyListens, PublishRetry
 from orchard.streams.records import StoredMessage, nanoseconds

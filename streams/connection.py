@@ -16,9 +16,9 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from orchard.schemas.positions import stream_of
-from orchard.streams.client import Frame, TolerantClient, headers_of
+from orchard.streams.answers import within
+from orchard.streams.client import Frame, TolerantClient
 from orchard.streams.errors import MessageTooLarge, NatsRefused, NatsUnreachable, StreamHeld, StreamsError
-from orchard.streams.records import DELIVERED
 from orchard.streams.settings import NatsSettings
 from orchard.streams.tasks import waited
 
@@ -335,31 +335,6 @@ async def connect(settings: NatsSettings, *, name: str, url: str | None = None) 
         yield connection
     finally:
         await connection.close()
-
-
-async def within(future: asyncio.Future[Frame], seconds: float) -> Frame:
-    """Awaits an answer, or raises TimeoutError after `seconds`: `wait_for` without its second future and loop
-    turn, for the two waits of every claim."""
-    if future.done():
-        return future.result()
-    timer = asyncio.get_running_loop().call_later(seconds, _expire, future)
-    try:
-        return await future
-    finally:
-        timer.cancel()
-
-
-def _expire(future: asyncio.Future[Frame]) -> None:
-    if not future.done():
-        future.set_exception(TimeoutError())
-
-
-def status_of(message: Frame) -> str:
-    """Status of a message: `503` (nobody listens), `408`, `409`, ...; empty for an ordinary one. A delivery
-    from a stream is ordinary, whatever headers its publisher gave it."""
-    if message.data or not message.headers or message.reply.startswith(DELIVERED):
-        return ""
-    return headers_of(message.headers).get("Status", "")
 
 
 def _options(settings: NatsSettings) -> dict[str, Any]:

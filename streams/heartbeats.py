@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from orchard.streams.connection import Connection, ConnectionLost, connect, status_of
+from orchard.streams.answers import status_of
+from orchard.streams.connection import Connection, ConnectionLost, connect
 from orchard.streams.errors import StreamsError
 from orchard.streams.pull import PROGRESS
 from orchard.streams.settings import NatsSettings

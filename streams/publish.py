@@ -12,8 +12,9 @@ from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
 from orchard.schemas.positions import own_sequence, sequence_in
+from orchard.streams.answers import status_of, within
 from orchard.streams.client import Frame
-from orchard.streams.connection import Connection, ConnectionLost, Pending, status_of, within
+from orchard.streams.connection import Connection, ConnectionLost, Pending
 from orchard.streams.errors import (
     LogFull,
     NatsUnreachable,

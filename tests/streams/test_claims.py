@@ -176,10 +176,13 @@ async def test_a_claim_outlives_a_restart_of_the_server(
 
 
 async def test_a_cancelled_wait_takes_nothing_with_it(
-    connection: Connection, queue: Queue, claims: Claims
+    connection: Connection, queue: Queue, claims: Claims, eventually: Eventually
 ) -> None:
+    async def asked() -> bool:
+        return (await connection.jetstream.consumer_info(names.WORK, queue.consumer)).num_waiting == 1
+
     waiting = asyncio.create_task(claims.next(30))
-    await asyncio.sleep(0.1)
+    await eventually(asked)
     await end(waiting)
 
     await Publisher(connection).offer(named(queue, "r1", b"body"))
