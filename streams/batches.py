@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from orchard.streams.answers import status_of
 from orchard.streams.client import Frame, headers_of
 from orchard.streams.connection import Connection
 from orchard.streams.errors import TopologyError
 from orchard.streams.publish import NobodyListens, PublishRetry
 from orchard.streams.records import StoredMessage, nanoseconds
+from orchard.streams.replies import status_of
 from orchard.streams.tasks import waited
 
 _SUBJECTS = 256

@@ -16,9 +16,9 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from orchard.schemas.positions import stream_of
-from orchard.streams.answers import within
 from orchard.streams.client import Frame, TolerantClient
 from orchard.streams.errors import MessageTooLarge, NatsRefused, NatsUnreachable, StreamHeld, StreamsError
+from orchard.streams.replies import within
 from orchard.streams.settings import NatsSettings
 from orchard.streams.tasks import waited
 

@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from orchard.streams.answers import status_of
 from orchard.streams.connection import Connection, ConnectionLost, connect
 from orchard.streams.errors import StreamsError
 from orchard.streams.pull import PROGRESS
+from orchard.streams.replies import status_of
 from orchard.streams.settings import NatsSettings
 from orchard.streams.tasks import waited
 

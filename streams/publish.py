@@ -12,7 +12,6 @@ from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
 from orchard.schemas.positions import own_sequence, sequence_in
-from orchard.streams.answers import status_of, within
 from orchard.streams.client import Frame
 from orchard.streams.connection import Connection, ConnectionLost, Pending
 from orchard.streams.errors import (
@@ -27,6 +26,7 @@ from orchard.streams.errors import (
 )
 from orchard.streams.names import EXPECTED, MESSAGE_ID, stream_number, taken_by
 from orchard.streams.records import ApiError, header_block
+from orchard.streams.replies import status_of, within
 
 T = TypeVar("T")
 

@@ -13,12 +13,12 @@ import msgspec
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from orchard.streams.answers import status_of, within
 from orchard.streams.client import Frame, headers_of
 from orchard.streams.connection import Connection, ConnectionLost
 from orchard.streams.errors import NatsUnreachable, TopologyError
 from orchard.streams.publish import NOBODY_GRACE, NobodyListens, PublishRetry, Unavailable
 from orchard.streams.records import DELIVERED
+from orchard.streams.replies import status_of, within
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import msgspec
 from nats.js.api import ConsumerInfo
 from nats.js.errors import APIError, NotFoundError
 
-from orchard.streams.answers import status_of
 from orchard.streams.connection import Connection
 from orchard.streams.errors import StreamsError, TopologyError
 from orchard.streams.publish import UNSETTLED, NobodyListens, PublishRetry, Unavailable
 from orchard.streams.records import ApiError, StoredMessage, nanoseconds, parse_headers
+from orchard.streams.replies import status_of
 
 T = TypeVar("T")
 
