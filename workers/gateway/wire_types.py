@@ -208,7 +208,10 @@ def number(body: dict[str, Any], name: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadProgramRequest(f"{name} must be a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise BadProgramRequest(f"{name} is too large for a number") from error
 
 
 def flag(body: dict[str, Any], name: str) -> bool | None:
