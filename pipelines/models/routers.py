@@ -15,8 +15,8 @@ import torch
 from orchard.pipelines.models.errors import ModelError
 
 Choices = list[torch.Tensor]
-"""The chosen experts of each router: [tokens, experts of a token], int64. In a replay, -1 leaves the choice of
-a token to the router."""
+"""The chosen experts of each router: [tokens, experts of a token], int64. In a replay, -1 leaves a token to
+the router."""
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 

@@ -34,7 +34,9 @@ class ExpertCache:
         """Keeps what pieces of sequences chose, one after another: (slot, first place, tokens) of each."""
         device = self._held.device
         rows = torch.cat([torch.full((tokens,), slot, device=device) for slot, _, tokens in pieces])
-        places = torch.cat([torch.arange(first, first + tokens, device=device) for _, first, tokens in pieces])
+        places = torch.cat(
+            [torch.arange(first, first + tokens, device=device) for _, first, tokens in pieces]
+        )
         return lambda choices: self._keep(rows, places, choices)
 
     def _keep(self, rows: torch.Tensor, places: torch.Tensor, choices: Choices) -> None:
@@ -51,7 +53,7 @@ class ExpertCache:
         """[tokens, layers, experts of a token], uint8 or uint16, of the places from `first` to before
         `end`."""
         found = self._held[slot, first:end].cpu().numpy()
-        return found if found.dtype == np.uint8 else found.astype(np.uint16)
+        return found.astype(np.uint8 if found.dtype == np.uint8 else np.uint16)  # a copy: the slot goes on
 
 
 def encoded(experts: np.ndarray) -> str:

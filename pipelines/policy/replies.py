@@ -1,5 +1,5 @@
-"""The replies of the policy server: OpenAI's fields, with vLLM's for token ids and experts, and Orchard's runs
-of versions."""
+"""The replies of the policy server: OpenAI's fields, with vLLM's for token ids and experts, and Orchard's
+runs of versions."""
 
 from typing import Any
 

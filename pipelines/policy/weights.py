@@ -6,7 +6,7 @@ are ROWS or more of them.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,10 @@ class ServedModel:
         deep = zip(*(seen.deep for _, seen in pictures), strict=True)
         added = [torch.cat(layer) for layer in deep]
         given = {"visual_pos_masks": shown[None], "deepstack_visual_embeds": added} if added else {}
-        with self.routers.recording() if self.routers and note else nullcontext([]) as choices:
+        recording: AbstractContextManager[Choices] = nullcontext([])
+        if self.routers is not None and note is not None:
+            recording = self.routers.recording()
+        with recording as choices:
             found = self._decoder(
                 inputs_embeds=stream[None],
                 position_ids=positions.unsqueeze(-2),
