@@ -122,8 +122,8 @@ def _check_replay(session: Session, settings: RlSettings) -> None:
         return  # for vLLM it is an option of the server, not of requests
     if not _policy_endpoint(session, settings).extra_body.get("return_routed_experts"):
         raise ConfigError(
-            '`router_replay = "rollout"` needs the experts of each answer: add return_routed_experts = true to '
-            f"extra_body of [endpoints.{settings.endpoint}]"
+            '`router_replay = "rollout"` needs the experts of each answer: add return_routed_experts = true '
+            f"to extra_body of [endpoints.{settings.endpoint}]"
         )
 
 
