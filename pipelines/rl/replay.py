@@ -11,7 +11,7 @@ from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 
 _FIX = (
     "have the server report them, by `return_routed_experts = true` in `extra_body` of its endpoint (vLLM: "
-    "by --enable-return-routed-experts), or set another `router_replay`"
+    "by --enable-return-routed-experts), or leave `router_replay` out"
 )
 
 

@@ -413,7 +413,10 @@ class RlTrainer:
         except NotSampled as error:
             if self._state.step:
                 raise
-            raise RunStopped(f"run {self.plan.name!r} stops before its first step: {error}") from error
+            raise RunStopped(
+                f"run {self.plan.name!r} stops before its first step: {error}; what it sampled trains without, "
+                "and an engine that reports experts needs a run of another name"
+            ) from error
 
     async def _announce(self) -> None:
         """Name the newest policy for a server that starts, and give it to running ones."""

@@ -71,11 +71,20 @@ def _array(given: Any, last: int) -> np.ndarray:
         return np.asarray(given)
     raw = base64.b64decode(given, validate=True)
     if raw.startswith(_NUMPY):
-        return np.asarray(np.load(io.BytesIO(raw), allow_pickle=False))
+        return _of_numpy_file(raw)
     flat = np.frombuffer(raw, np.dtype("<i4"))
     if not last or len(flat) % last:
         raise ValueError(f"{len(flat)} numbers for {last} tokens")
     return flat.reshape(last, -1)
+
+
+def _of_numpy_file(raw: bytes) -> np.ndarray:
+    """The array of a file in NumPy's format 1 or 2, without memory for more than is there."""
+    file = io.BytesIO(raw)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, columns_first, kind = read(file)
+    return np.frombuffer(raw, kind, offset=file.tell()).reshape(shape, order="F" if columns_first else "C")
 
 
 def _fitting(rows: np.ndarray, last: int) -> ReportedExperts:

@@ -239,6 +239,16 @@ def test_a_sequence_without_its_experts_or_of_another_model_is_not_trained():
     check(row)
 
 
+def test_a_pack_of_nothing_leaves_its_one_token_to_the_routers():
+    """Another process has more packs, and all do as many passes."""
+    model = tiny_moe(61)
+    choices = RolloutExperts(model).choices([], torch.device("cpu"))
+    assert [each.tolist() for each in choices] == [[[-1, -1]]] * 2
+    with torch.no_grad(), Routers(model).replaying(choices):
+        replayed = model(torch.tensor([[5]])).logits
+    assert torch.equal(replayed, model(torch.tensor([[5]])).logits)
+
+
 def with_experts(events: list[Event], blobs: BlobStore) -> list[Event]:
     """The same messages, with random experts of their tokens."""
     found = []

@@ -83,6 +83,8 @@ async def test_numbers_over_255_take_two_bytes_and_known_tokens_are_left_out(end
         numpy_file(np.tile(ROUTED, (2, 1, 1))),
         numpy_file(ROUTED.astype(float)),
         base64.b64encode(b"\x93NUMPY\x01").decode(),
+        base64.b64encode(base64.b64decode(numpy_file(ROUTED))[:-8]).decode(),
+        numpy_file(np.zeros((4, 3, 2), object).astype("U2")),
         [[[0, 1]], [[0]]],
         {"data": ""},
         7,
