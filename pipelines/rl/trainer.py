@@ -414,8 +414,8 @@ class RlTrainer:
             if self._state.step:
                 raise
             raise RunStopped(
-                f"run {self.plan.name!r} stops before its first step: {error}; what it sampled trains without, "
-                "and an engine that reports experts needs a run of another name"
+                f"run {self.plan.name!r} stops before its first step: {error}; what it sampled trains "
+                "without, an engine that reports experts needs a run of another name"
             ) from error
 
     async def _announce(self) -> None:
