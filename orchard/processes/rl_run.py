@@ -18,7 +18,7 @@ from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
 from orchard.configuration.access import AccessError, check_team
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.policy.families import check_directory
+from orchard.pipelines.policy.families import check_directory, has_experts
 from orchard.pipelines.policy.serving import SLOTS
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.engines import ServingEngine
@@ -35,7 +35,7 @@ from orchard.pipelines.rl.runs import (
     without_held_out,
 )
 from orchard.pipelines.rl.scoring import run_rubrics
-from orchard.pipelines.rl.settings import EngineKind, RlSettings
+from orchard.pipelines.rl.settings import EngineKind, RlSettings, RouterReplay
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.pipelines.tasks.protection import WITHOUT_LABEL, without_label
 from orchard.processes.signals import die_with_parent
@@ -57,7 +57,8 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT) -> tuple[RunPlan, int]:
     """The run's plan and where its events begin; put into the log now, or there already.
 
-    Raises RunError where the log has another plan under the name, ConfigError for an unknown team.
+    Raises RunError where the log has another plan under the name, ConfigError for an unknown team and for
+    experts that cannot be replayed.
     """
     team = settings.team or session.principal.team
     try:
@@ -65,6 +66,7 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
     except AccessError as error:
         raise ConfigError(str(error)) from error
     settings = msgspec.structs.replace(settings, team=team)
+    _check_replay(session, settings)
     async with session.connection("rl") as connection:
         queue = Queue(domain=settings.domain, priority=settings.priority, team=team)
         await declare(connection, session.config.nats, [queue], session.config.teams)
@@ -104,6 +106,25 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
         version, _ = version_of(get_harness(plan.harness))
         plan = msgspec.structs.replace(plan, harness_version=version)
         return plan, await begin(connection, session.blobs, plan)
+
+
+def _check_replay(session: Session, settings: RlSettings) -> None:
+    """Raises ConfigError for a model without experts to replay, and for an endpoint that does not ask for
+    them."""
+    if settings.router_replay is None:
+        return
+    if has_experts(Path(settings.model)) is False:
+        raise ConfigError(
+            f"`router_replay` replays experts, and {settings.model} has none: leave it out, or train a model "
+            "such as Qwen3-30B-A3B"
+        )
+    if settings.router_replay is not RouterReplay.ROLLOUT or settings.engine is EngineKind.VLLM:
+        return  # for vLLM it is an option of the server, not of requests
+    if not _policy_endpoint(session, settings).extra_body.get("return_routed_experts"):
+        raise ConfigError(
+            '`router_replay = "rollout"` needs the experts of each answer: add return_routed_experts = true '
+            f"to extra_body of [endpoints.{settings.endpoint}]"
+        )
 
 
 def check_served(settings: RlSettings) -> None:

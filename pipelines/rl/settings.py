@@ -83,6 +83,15 @@ class EngineKind(StrEnum):
     VLLM = "vllm"
 
 
+class RouterReplay(StrEnum):
+    """Where the experts come from that the routers of a mixture choose in training."""
+
+    UPDATES = "updates"
+    """From the weights before the step, in all of its updates. `true` means the same."""
+    ROLLOUT = "rollout"
+    """From the engine, which chose them at the rollout."""
+
+
 class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=True):
     run: str
     """Name of the run, and of the campaign of its rollouts."""
@@ -138,9 +147,9 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Optimizer steps of the run."""
     updates: Count = 1
     """Optimizer updates from the rollouts of one step."""
-    router_replay: bool = False
-    """Whether the experts of a mixture of experts are chosen in all updates of a step as by the weights
-    before it."""
+    router_replay: RouterReplay | None = None
+    """Experts of a mixture of experts in training: `updates`, as the weights before the step choose them;
+    `rollout`, as the engine chose them at the rollout; None: as the trained weights choose them."""
     ahead: Annotated[int, msgspec.Meta(ge=0)] = 1
     """Number of later steps whose rollouts may run while one trains."""
     oversample: Annotated[float, msgspec.Meta(ge=1)] = 1.25
@@ -213,6 +222,7 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
         given["keep_degenerate"] = False  # a preset's, of groups of N as they come
     if given.get("engine") == EngineKind.SGLANG and given.get("lora") is not None:
         raise TrainingError("SGLang takes whole policies: leave `lora` out, or serve with vLLM")
+    given["router_replay"] = _replay(given.get("router_replay"))
     given["loss"] = with_recipe(tree.get("loss", {}), preset.get("loss", {}))
     settings = converted(given, RlSettings)
     _check_objective(settings)
@@ -220,9 +230,10 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
         raise TrainingError(
             'the table `frugal` belongs to `method = "frugal"`: set it, or leave the table out'
         )
-    if settings.router_replay and settings.updates == 1:
+    if settings.router_replay is RouterReplay.UPDATES and settings.updates == 1:
         raise TrainingError(
-            "`router_replay` acts in a step's later updates, and `updates` is 1: raise it, or leave it out"
+            '`router_replay = "updates"` acts in a step\'s later updates, and `updates` is 1: raise it, or '
+            "set another `router_replay`"
         )
     if bool(settings.eval_every) != bool(settings.eval_tasks):
         raise TrainingError("`eval_every` and `eval_tasks` belong together: set both, or neither")
@@ -232,6 +243,13 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
             f"{settings.staleness}, old are dropped: lower it"
         )
     return settings
+
+
+def _replay(given: Any) -> Any:
+    """The name of what `router_replay` was when it was true or false."""
+    if isinstance(given, bool):
+        return RouterReplay.UPDATES if given else None
+    return given
 
 
 def _check_objective(settings: RlSettings) -> None:
@@ -326,6 +344,8 @@ def settings_hash(settings: RlSettings) -> str:
     for name in ("lora", "pack_tokens", "unanswered", "untrained", "overlong", "router_replay"):
         if not told[name]:
             del told[name]
+    if settings.router_replay is RouterReplay.UPDATES:
+        told["router_replay"] = True  # as in runs of before it had names
     if settings.compile is None:
         del told["compile"]
     del told["engine"], told["team"]  # who samples, in whose slots, does not change what is made of it
