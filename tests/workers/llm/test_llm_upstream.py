@@ -10,6 +10,7 @@ from aiohttp import web
 
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import Usage
+from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.answers import MalformedAnswer, read_completion
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.errors import RequestRefused
@@ -175,6 +176,12 @@ async def test_a_stream_without_an_end_is_cut_short(endpoint: Endpoint) -> None:
     streams(endpoint, events(*[chunk({"content": "again and "})] * 1000, done=False))
     answer = await complete(endpoint, max_reply_bytes=10_000)
     assert (answer.text, answer.finish_reason) == ("", "length")
+
+
+async def test_a_reply_that_is_too_large_with_its_experts_is_not_the_models_doing(endpoint: Endpoint) -> None:
+    streams(endpoint, events(*[chunk({"content": "again and "})] * 1000, done=False))
+    with pytest.raises(InfrastructureError, match="raise max_reply_bytes"):
+        await complete(endpoint, max_reply_bytes=10_000, extra_body={"return_routed_experts": True})
 
 
 def test_a_session_stays_where_it_is_and_few_move() -> None:
