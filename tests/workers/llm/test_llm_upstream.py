@@ -122,6 +122,18 @@ def test_calls_without_an_index_are_told_by_their_ids() -> None:
     ]
 
 
+def test_calls_that_are_all_numbered_0_are_told_by_their_ids() -> None:
+    """As some adapters send them, whole; an id that is said again with each part is one call."""
+    said = [
+        chunk(called(0, '{"a":1}', id="x", name="bash")),
+        chunk(called(0, '{"b":', id="y", name="bash")),
+        chunk(called(0, "2}", id="y", name="bash")),
+        chunk(called(0, "", id="other")),
+    ]
+    found = read_completion(assembled(events(*said, chunk(finish_reason="tool_calls"))))
+    assert [(one.id, one.arguments) for one in found.tool_calls] == [("x", '{"a":1}'), ("y", '{"b":2}')]
+
+
 ENDED = next(number for number, one in enumerate(CHUNKS) if one["choices"][0].get("finish_reason"))
 
 

@@ -189,6 +189,14 @@ class _Grader:
                 raise self._repository.failed("the tests print more than is kept: raise sandbox.output_limit")
             said = control.log.strip()[-300:]
             raise self._repository.failed(f"the tests give no result, whatever is applied: {said}")
+        if (
+            run is not None
+            and run.out_of_memory
+            and control.out_of_memory
+            and not self._judged(control).resolved
+        ):
+            what = f"task {self._task.task_id}: the tests need more memory, with the known solution too"
+            raise InfrastructureError(AbortCause.SANDBOX_OUT_OF_MEMORY, what)
         if run is None:
             detail = "the patch leaves files where the test patch cannot be applied"
             return Grade(verdict=nothing, detail=detail, extra_sandboxes=1)

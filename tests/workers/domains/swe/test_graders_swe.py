@@ -253,6 +253,29 @@ async def test_reports_of_files_are_found_whatever_is_cut(judged, task, shop, ma
     assert reward.resolved and set(reward.tests.values()) == {"PASSED"}
 
 
+@pytest.mark.parametrize("solvable", [True, False])
+async def test_tests_that_need_more_memory_with_the_solution_too_say_nothing(
+    judged, quick_task, machine, solvable
+):
+    """Also where they report a failure, as of a worker process that was killed."""
+    run = machine.run
+
+    async def starved(command, **given):
+        outcome = await run(command, **given)
+        return msgspec.structs.replace(outcome, out_of_memory="tests.sh" in command)
+
+    machine.run = starved
+    failing = (
+        quick_task if solvable else with_grading(quick_task, fail_to_pass=("tests/test_sums.py::test_gone",))
+    )
+    if solvable:
+        assert not (await judged(failing, "")).resolved
+    else:
+        with pytest.raises(InfrastructureError) as caught:
+            await judged(failing, "")
+        assert caught.value.cause is AbortCause.SANDBOX_OUT_OF_MEMORY
+
+
 async def test_a_missing_base_commit_is_the_graders_failure(judged, task):
     lost = msgspec.structs.replace(task, base_commit="1" * 40)
     with pytest.raises(InfrastructureError, match="holds no git repository with the commit"):
