@@ -59,16 +59,13 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
 
     Raises RunError where the log has another plan under the name, ConfigError for an unknown team.
     """
-    team = settings.team or session.principal.team
-    try:
-        check_team(team, session.config.teams)
-    except AccessError as error:
-        raise ConfigError(str(error)) from error
-    settings = msgspec.structs.replace(settings, team=team)
     async with session.connection("rl") as connection:
+        await declare(connection, session.config.nats, [])
+        known = await planned(connection, session.blobs, settings.run)
+        team = _team(session, settings, known[0] if known else None)
+        settings = msgspec.structs.replace(settings, team=team)
         queue = Queue(domain=settings.domain, priority=settings.priority, team=team)
         await declare(connection, session.config.nats, [queue], session.config.teams)
-        known = await planned(connection, session.blobs, settings.run)
         if known is not None:
             plan, start = known
             if not planned_by(settings, plan):
@@ -104,6 +101,23 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
         version, _ = version_of(get_harness(plan.harness))
         plan = msgspec.structs.replace(plan, harness_version=version)
         return plan, await begin(connection, session.blobs, plan)
+
+
+def _team(session: Session, settings: RlSettings, plan: RunPlan | None) -> str:
+    """Team of the run's rollouts: that of its plan, whoever resumes it. Raises RunError where the settings
+    name another one, ConfigError for one that is not configured."""
+    if plan is not None and settings.team not in ("", plan.team):
+        began = f"with team {plan.team}" if plan.team else "without a team"
+        raise RunError(
+            f"run {settings.run!r} began {began} and cannot change to {settings.team}: leave `team` out, or "
+            "choose another name"
+        )
+    team = settings.team or session.principal.team if plan is None else plan.team
+    try:
+        check_team(team, session.config.teams)
+    except AccessError as error:
+        raise ConfigError(str(error)) from error
+    return team
 
 
 def check_served(settings: RlSettings) -> None:
