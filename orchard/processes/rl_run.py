@@ -35,7 +35,7 @@ from orchard.pipelines.rl.runs import (
     without_held_out,
 )
 from orchard.pipelines.rl.scoring import run_rubrics
-from orchard.pipelines.rl.settings import EngineKind, RlSettings
+from orchard.pipelines.rl.settings import BY_PASS_RATE, EngineKind, RlSettings, TaskPool
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.pipelines.tasks.protection import WITHOUT_LABEL, without_label
 from orchard.processes.signals import die_with_parent
@@ -83,6 +83,11 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
             told.note(f"{idle} patterns of `tasks.exclude` name no task of the store")
         if unknown := left_out.pop(WITHOUT_LABEL, 0):
             told.note(without_label(unknown))
+        if pool.measured_in is None and _by_pass_rate(pool):
+            told.note(
+                "no task is left out by its pass rate, as the preset has it: `tasks.measured_in` names the "
+                "campaign that measured"
+            )
         for reason, number in sorted((+left_out).items()):
             told.note(f"{number} tasks are no prompts: {reason}")
         if settings.process is not None:
@@ -118,6 +123,10 @@ def _team(session: Session, settings: RlSettings, plan: RunPlan | None) -> str:
     except AccessError as error:
         raise ConfigError(str(error)) from error
     return team
+
+
+def _by_pass_rate(pool: TaskPool) -> bool:
+    return any(getattr(pool, key) != getattr(TaskPool(), key) for key in BY_PASS_RATE)
 
 
 def check_served(settings: RlSettings) -> None:
