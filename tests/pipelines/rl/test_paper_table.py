@@ -77,7 +77,7 @@ def test_a_preset_is_the_papers_table_line_by_line(kind: str, recipe: str, tmp_p
         there = found(preset, key)
         if there is None and key.startswith("loss.clip"):
             there = dict(zip(("loss.clip_low", "loss.clip_high"), CLIPS[Ratio.TOKEN], strict=True))[key]
-        if not isinstance(there, str) and (said := numbers(paper)):
+        if not isinstance(there, str | bool) and (said := numbers(paper)):
             assert ([*there] if isinstance(there, list) else [there]) == pytest.approx(said), (
                 f"{recipe} {key}"
             )
