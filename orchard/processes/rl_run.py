@@ -18,6 +18,7 @@ from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
 from orchard.configuration.access import AccessError, check_team
 from orchard.configuration.config import ConfigError
+from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.policy.families import check_directory
 from orchard.pipelines.policy.serving import SLOTS
 from orchard.pipelines.rl.coordinator import RunError, begin
@@ -130,14 +131,27 @@ def _by_pass_rate(pool: TaskPool) -> bool:
 
 
 def check_served(settings: RlSettings) -> None:
-    """Raises ModelError where the policy server does not run the run's model, DatasetError where it cannot
-    serve its chat template."""
+    """Raises ModelError where the policy server does not run the run's model, or the settings ask for experts
+    that it has not; DatasetError where it cannot serve its chat template."""
+    _check_experts(settings)
     if settings.engine is EngineKind.ORCHARD:
         from orchard.pipelines.policy.conversations import Prompts
 
         directory = Path(_newest(settings).path)
         check_directory(directory)
         Prompts.load(directory)
+
+
+def _check_experts(settings: RlSettings) -> None:
+    adapted = settings.lora is not None and settings.lora.experts
+    key = "lora.experts" if adapted else "router_replay"
+    file = Path(settings.model) / "config.json"
+    if (adapted or settings.router_replay) and file.is_file():
+        config = msgspec.json.decode(file.read_bytes())
+        if not any(
+            "experts" in name and number for name, number in (config.get("text_config") or config).items()
+        ):
+            raise ModelError(f"{settings.model} has no experts: leave `{key}` out")
 
 
 def _newest(settings: RlSettings) -> Newest:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchard.pipelines.rl.coordinator import RunError
+from orchard.pipelines.rl.settings import read_settings
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.processes import rl_run
 from orchard.workers.llm.settings import EndpointSettings
@@ -35,6 +36,19 @@ def test_a_model_that_no_server_runs_is_refused_before_anything_is_queued(comman
     assert "runs models of Gemma 3 (text), Llama, " in (said := " ".join(done.stderr.split()))
     assert "and this is mamba: serve it with vLLM" in said
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("key", ["lora = { experts = true }", "router_replay = true\nupdates = 2"])
+def test_experts_of_a_dense_model_are_refused_before_anything_is_queued(command_line, tmp_path, key):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    file = tmp_path / "run.toml"
+    file.write_text(f'run = "r"\nmodel = "{tmp_path}"\nout = "{tmp_path}/out"\n{key}\n')
+    done = command_line("rl", str(file), store=tmp_path / "store")
+    assert done.returncode == 1
+    assert "has no experts: leave `" in " ".join(done.stderr.split())
+    assert not (tmp_path / "store").exists()
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts": 4}')
+    rl_run._check_experts(read_settings(file))
 
 
 @pytest.mark.parametrize(
