@@ -10,7 +10,10 @@ from orchard.pipelines.rl.settings import read_settings
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.processes import rl_run
 from orchard.workers.llm.settings import EndpointSettings
+from tests.orchard.test_teacher_refused import registered
 from tests.pipelines.rl.written_log import run_settings
+
+__all__ = ["registered"]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,30 @@ def test_experts_of_a_dense_model_are_refused_before_anything_is_queued(command_
     assert not (tmp_path / "store").exists()
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts": 4}')
     rl_run._check_experts(read_settings(file))
+
+
+class Notes:
+    """A reporter that keeps what it is told."""
+
+    def __init__(self):
+        self.said = []
+
+    def note(self, text, *_):
+        self.said.append(text)
+
+    def progress(self, *_, **__):
+        pass
+
+
+@pytest.mark.long
+async def test_a_preset_that_chooses_by_pass_rate_says_that_no_campaign_measured_it(registered, tmp_path):
+    (tmp_path / "run.toml").write_text(
+        f'run = "r"\npreset = "swe"\nharness = "orchard-bash"\nmodel = "m"\nout = "{tmp_path}/out"\n'
+        "tasks = { unproven = true }\n"
+    )
+    settings, notes = read_settings(tmp_path / "run.toml"), Notes()
+    await rl_run.enter(registered, settings, notes)
+    assert "no task is left out by its pass rate" in " ".join(notes.said)
 
 
 @pytest.mark.parametrize(
