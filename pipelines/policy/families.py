@@ -71,7 +71,7 @@ def has_experts(directory: Path) -> bool | None:
         return None
     config = _read(file)
     text = config.get("text_config") or config
-    return any(text.get(name) for name in ("num_experts", "num_local_experts"))
+    return any("experts" in name and number for name, number in text.items())
 
 
 def longest(text: Mapping[str, Any]) -> int:

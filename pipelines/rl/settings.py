@@ -74,6 +74,10 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seed of the draw that `per_repo` and `limit` make."""
 
 
+BY_PASS_RATE = ("above", "at_most", "measured_rollouts", "measured_models")
+"""Settings of the pool that act only with `measured_in`."""
+
+
 class EngineKind(StrEnum):
     """The program that serves the policy."""
 
@@ -226,6 +230,13 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
     given["loss"] = with_recipe(tree.get("loss", {}), preset.get("loss", {}))
     settings = converted(given, RlSettings)
     _check_objective(settings)
+    _check_overlong(settings)
+    by_rate = [name for name in BY_PASS_RATE if name in tree.get("tasks", {})]
+    if by_rate and settings.tasks.measured_in is None:
+        raise TrainingError(
+            f"`tasks.{by_rate[0]}` chooses by pass rate, and no campaign says what that is: name one in "
+            f"`tasks.measured_in`, or leave `tasks.{by_rate[0]}` out"
+        )
     if (settings.frugal is not None) != (method == "frugal"):
         raise TrainingError(
             'the table `frugal` belongs to `method = "frugal"`: set it, or leave the table out'
@@ -250,6 +261,20 @@ def _replay(given: Any) -> Any:
     if isinstance(given, bool):
         return RouterReplay.UPDATES if given else None
     return given
+
+
+def _check_overlong(settings: RlSettings) -> None:
+    """Raises TrainingError for a penalty that no rollout can get."""
+    overlong = settings.overlong
+    steps = settings.budget.steps if settings.curriculum is None else settings.curriculum.steps
+    if overlong is None or not steps:
+        return
+    start, most = overlong.limit - overlong.buffer, steps * settings.max_tokens
+    if start >= most:
+        raise TrainingError(
+            f"`overlong` acts from {start:,} tokens on, and the policy says at most {most:,} in a rollout "
+            f"({steps} answers of `max_tokens`): lower `overlong.limit`, or leave `overlong` out"
+        )
 
 
 def _check_objective(settings: RlSettings) -> None:

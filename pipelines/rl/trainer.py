@@ -113,8 +113,8 @@ class RlTrainer:
         self._engines = tuple(engines) if processes.first else ()
         self._newest: Newest | None = None
         """Policy that the engines are to serve: OUT may still name a policy of an earlier run."""
-        self._best: int | None = None
-        """Policy version that OUT names as the best."""
+        self._best: int | None = -1
+        """Policy version that OUT names as the best; -1: OUT may still name one of an earlier run."""
         self._refused: Counter[ServingEngine] = Counter()
         """Times in a row that each engine refused that policy."""
         self._tokenizer = load_tokenizer(settings.model)
@@ -435,7 +435,7 @@ class RlTrainer:
     async def _name_best(self) -> None:
         """Name the best of the evaluated policies, which stays on disk."""
         best = self._feed.progress.best
-        if best is not None and best != self._best and self._processes.first:
+        if best != self._best and self._processes.first:
             await asyncio.to_thread(write_best, self._out, best)
             self._best = best
 

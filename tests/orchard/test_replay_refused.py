@@ -8,13 +8,10 @@ import pytest
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError, load
 from orchard.pipelines.models.directories import load_tokenizer, save_model
-from orchard.pipelines.rl.coordinator import beginning
 from orchard.pipelines.rl.settings import EngineKind, RlSettings, RouterReplay
 from orchard.processes.rl_run import enter
-from orchard.schemas.queues import Queue
 from orchard.storage.errors import StorageError
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.topology import declare
 from orchard.workers.llm.settings import EndpointSettings
 from tests.pipelines.moe import tiny_moe
 from tests.pipelines.policy.small_models import write_model
@@ -30,20 +27,6 @@ def session_with(nats_server: EmbeddedServer, tmp_path: Path):
         return Session(msgspec.structs.replace(config, endpoints={"policy": policy}))
 
     return made
-
-
-@pytest.mark.parametrize("replay", RouterReplay)
-async def test_a_dense_model_has_nothing_to_replay(
-    session_with, tmp_path: Path, replay: RouterReplay
-) -> None:
-    dense = str(write_model(tmp_path / "model"))
-    settings = RlSettings(run="dense", model=dense, out=str(tmp_path / "out"), router_replay=replay)
-    with pytest.raises(ConfigError, match=r"`router_replay` replays experts, and .* has none"):
-        await enter(session_with(EXPERTS), settings)
-    session = session_with(EXPERTS)
-    async with session.connection("test") as connection:
-        await declare(connection, session.config.nats, [Queue()])
-        assert await beginning(connection, "dense") is None
 
 
 @pytest.mark.parametrize("engine", EngineKind)
