@@ -14,8 +14,8 @@ from multidict import CIMultiDict
 WAITING = 1 << 19
 """Bytes of a body that may wait for the socket."""
 UNDER_WAY = 1 << 20
-"""Bytes of a body that the kernel may hold for the server, where the machine allows as many. With its default,
-a fifth of that, client and server wake each other for every piece."""
+"""Bytes of a body that the kernel may hold for the server, where the machine allows as many. With its
+default, a fifth of that, client and server wake each other for every piece."""
 GO_AHEAD = 100
 IDLE_SECONDS = 15.0
 """Seconds of idleness after which a connection is not reused: the server may just be closing it."""
