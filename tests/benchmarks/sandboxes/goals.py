@@ -72,10 +72,10 @@ overlap, so nothing is claimed for them.
   orchestrator 4.9, driver 2.9. Of the agent's Python 38 % start the sandbox, 20 % are HTTP, 12 % threads
   (546 samples).
 - Exec (5.8 ms beside load): spawner with bash 2.8, agent 1.2, orchestrator 1.2, driver 0.7.
-- A sandbox of 300 with four commands (24.3 ms in one run of the old version): spawner with bash and the kernel's
-  share 12.1, agent 7.4, orchestrator 3.0, driver 1.8. Of the agent's Python a start is 15 %, an exec's
-  handler 14 %, a deletion 9 % (1,665 samples); of the orchestrator's the log and count of a request 9 %.
-  The log line is 10 µs.
+- A sandbox of 300 with four commands (24.3 ms in one run of the old version): spawner with bash and the
+  kernel's share 12.1, agent 7.4, orchestrator 3.0, driver 1.8. Of the agent's Python a start is 15 %, an
+  exec's handler 14 %, a deletion 9 % (1,665 samples); of the orchestrator's the log and count of a request
+  9 %. The log line is 10 µs.
 - Not tried: creation and the wait for it are two requests, each through client, orchestrator and agent.
 """
 
