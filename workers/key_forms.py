@@ -22,6 +22,10 @@ _BEGINS = "|".join(
 """Matches before a key: no word character, or a character that is spelled with letters."""
 
 
+SHORTEST = 20
+"""Characters that a key of a prefixed form has at least. None of them is white space."""
+
+
 class Prefixed:
     """A form of keys that hold a fixed text of their vendor, mostly at the start: texts are searched for
     that."""

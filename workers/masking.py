@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple
 from urllib.parse import quote
 
-from orchard.workers.key_forms import FRAMED, PREFIXED, Prefixed
+from orchard.workers.key_forms import FRAMED, PREFIXED, SHORTEST, Prefixed
 
 
 class Masked(NamedTuple):
@@ -46,18 +46,28 @@ def masked(text: str) -> Masked:
         if secret in text:
             keys += text.count(secret)
             text = text.replace(secret, mask)
-    for kind in PREFIXED:
-        if kind.hint in text:
-            text, found = _cut(text, [_span(kind, match) for match in kind.found(text, whole=True)])
-            keys += found
+    for kind in _possible(text):
+        text, found = _cut(text, [_span(kind, match) for match in kind.found(text, whole=True)])
+        keys += found
     text, found = _split(text)
     keys += found
     small = text.lower()
     for frame in FRAMED:
-        if any(hint in small for hint in frame.hints):
-            text, found = frame.pattern.subn(partial(_framed, frame.name), text)
-            keys += found
+        for hint in frame.hints:  # a generator for each form would take longer than the searches
+            if hint in small:
+                text, found = frame.pattern.subn(partial(_framed, frame.name), text)
+                keys += found
+                break
     return Masked(text, keys)
+
+
+def _possible(text: str) -> list[Prefixed]:
+    """Returns the forms whose hint is in a word that is long enough for a key, in their order."""
+    words = "\n".join(word for word in text.split() if len(word) >= SHORTEST)
+    return [kind for hint, kind in _HINTS if hint in words] if words else []
+
+
+_HINTS = tuple((kind.hint, kind) for kind in PREFIXED)
 
 
 class _Span(NamedTuple):
@@ -104,15 +114,14 @@ def _split(text: str) -> Masked:
             place = place or _Places(text)
             spans.append(_Span(place.of(at), place.end_of(at + len(secret)), mask))
             at = joined.find(secret, at + len(secret))
-    for kind in PREFIXED:
-        if kind.hint in joined:
-            for match in kind.found(joined, whole=False):
-                place = place or _Places(text)
-                start, end = place.of(match.start()), place.end_of(match.end())
-                before = text[max(start - _BEFORE, 0) : start]
-                cut = end - start > len(match[0]) and not _continues(text, end)
-                if cut and kind.begins(before, match[0]):
-                    spans.append(_Span(start, end, _mask(kind.name, match[0])))
+    for kind in _possible(joined):
+        for match in kind.found(joined, whole=False):
+            place = place or _Places(text)
+            start, end = place.of(match.start()), place.end_of(match.end())
+            before = text[max(start - _BEFORE, 0) : start]
+            cut = end - start > len(match[0]) and not _continues(text, end)
+            if cut and kind.begins(before, match[0]):
+                spans.append(_Span(start, end, _mask(kind.name, match[0])))
     return _cut(text, sorted(spans))
 
 

@@ -4,14 +4,17 @@ import base64
 import hashlib
 import json
 import random
+import re
 import string
 import uuid
 import zlib
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 
 from orchard.workers import masking
+from orchard.workers.key_forms import PREFIXED, SHORTEST, Prefixed
 from orchard.workers.masking import learn, masked
 
 _LETTERS = string.ascii_letters + string.digits
@@ -304,3 +307,16 @@ def test_what_only_looks_like_a_key_is_left_alone(text: str) -> None:
 
 def test_the_tables_are_as_long_as_they_say() -> None:
     assert len(KEYS) + len(FRAMED) >= 63 and len(HARMLESS) >= 60
+
+
+@pytest.mark.parametrize("kind", PREFIXED, ids=[f"{kind.name} {kind.hint}" for kind in PREFIXED])
+def test_a_prefixed_key_is_one_long_word(kind: Prefixed) -> None:
+    """Only words of that length are searched for hints. `re` has no public way to ask a pattern."""
+    tree = import_module("re._parser").parse(kind._loose.pattern)
+    parts = set(re.findall(r"[A-Z]{2}[A-Z_]+", repr(tree)))
+    named = [int(code) for code in re.findall(r"LITERAL, (\d+)", repr(tree))]
+    ranges = [(int(low), int(high)) for low, high in re.findall(r"RANGE, \((\d+), (\d+)\)", repr(tree))]
+    assert tree.getwidth()[0] >= SHORTEST
+    assert not parts & {"ANY", "NOT_LITERAL", "NEGATE", "CATEGORY_SPACE", "CATEGORY_NOT_WORD"}
+    assert not [code for code in named if chr(code).isspace()]
+    assert all(ord("!") <= low and high <= ord("~") for low, high in ranges)

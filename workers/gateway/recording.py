@@ -96,9 +96,10 @@ def _not_shown(ask: ProgramRequest) -> dict[str, int]:
     """Counts what the model of a request cannot read or call, by type."""
     found = Counter(ask.left_out)
     for said in ask.messages:
-        found.update(said.not_shown)
-        if said.role is Role.ASSISTANT:  # no endpoint takes pictures of a model
-            found.update(["image"] * len(said.images))
+        if said.not_shown:
+            found.update(said.not_shown)
+        if said.images and said.role is Role.ASSISTANT:  # no endpoint takes pictures of a model
+            found["image"] += len(said.images)
     if unanswered := _without_result(ask.messages):
         found["call_without_result"] = unanswered
     named = dict(found.most_common(_MOST_TYPES))
@@ -111,9 +112,10 @@ def _without_result(messages: Sequence[ProgramMessage]) -> int:
     found, waiting = 0, Counter[str]()
     for said in messages:
         if said.role is Role.ASSISTANT:
-            found += waiting.total()
-            waiting = Counter(call.id for call in said.tool_calls)
-        elif waiting[said.tool_call_id]:
+            if waiting or said.tool_calls:
+                found += waiting.total()
+                waiting = Counter(call.id for call in said.tool_calls)
+        elif waiting.get(said.tool_call_id):
             waiting[said.tool_call_id] -= 1
     return found + waiting.total()
 

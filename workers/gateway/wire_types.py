@@ -338,11 +338,16 @@ def refuse(body: dict[str, Any], reasons: Mapping[str, str]) -> None:
 def unread(body: Mapping[str, Any], known: frozenset[str]) -> tuple[str, ...]:
     """Returns the names of the fields that ask for something and have no effect here, to be counted. `known`
     are those that the wire reads or refuses."""
-    known |= LABELS
+    if body.keys() <= known:
+        return ()
     return tuple(
         name[:_LONGEST_KIND]
         for name, value in body.items()
-        if name not in known and value is not None and value is not False and value not in ([], {}, "")
+        if name not in known
+        and name not in LABELS
+        and value is not None
+        and value is not False
+        and value not in ([], {}, "")
     )
 
 

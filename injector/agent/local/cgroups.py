@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from orchard.injector.agent.local import user_namespace
@@ -186,7 +187,7 @@ class ControlGroup:
             name = "memory.events" if unified["memory"] else "memory.oom_control"
             self._oom_events = os.open(directories["memory"] / name, os.O_RDONLY | os.O_CLOEXEC)
 
-    @property
+    @cached_property
     def entrances(self) -> Sequence[str]:
         """Files that move a single-threaded process into the group when it writes `0` to them.
 

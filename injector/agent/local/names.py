@@ -38,14 +38,18 @@ def with_own_name(layers: Sequence[Path], place: Path, sandbox_id: str) -> list[
     if found is None:
         return list(layers)
     content, status = found
-    (place / "etc").mkdir(parents=True)
-    hosts = place / "etc" / "hosts"
-    hosts.write_bytes(content + (b"" if content.endswith(b"\n") or not content else b"\n"))
-    with hosts.open("a") as file:
-        file.write(line(sandbox_id))
-    hosts.chmod(0o644)
-    os.chown(place / "etc", status.st_uid, status.st_gid)
-    (place / "etc").chmod(stat.S_IMODE(status.st_mode))  # this layer's is the one that is seen
+    etc = f"{place}/etc"
+    os.mkdir(place)  # noqa: PTH102
+    os.mkdir(etc)  # noqa: PTH102
+    hosts = os.open(f"{etc}/hosts", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with open(hosts, "wb", buffering=0) as file:  # noqa: PTH123
+        os.fchmod(hosts, 0o644)
+        end = b"" if content.endswith(b"\n") or not content else b"\n"
+        left = memoryview(content + end + line(sandbox_id).encode())
+        while left:
+            left = left[file.write(left) :]
+    os.chown(etc, status.st_uid, status.st_gid)
+    os.chmod(etc, stat.S_IMODE(status.st_mode))  # noqa: PTH101 - this layer's is the one that is seen
     return [place, *layers]
 
 

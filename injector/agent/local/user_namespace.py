@@ -10,6 +10,7 @@ import os
 import pwd
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 from orchard.injector.agent import kernel
@@ -23,8 +24,9 @@ _REFUSED = (
 )
 
 
+@cache
 def inside() -> bool:
-    """Whether root here is not the machine's root."""
+    """Whether root here is not the machine's root; read once, and after `enter` again."""
     return Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]
 
 
@@ -35,6 +37,7 @@ def enter() -> None:
     mapper = None if ranges is None else _Mapper(user, group, *ranges)
     try:
         kernel.unshare(kernel.CLONE_NEWUSER)
+        inside.cache_clear()
         if mapper is not None and mapper.map():
             return
         Path("/proc/self/setgroups").write_text("deny")

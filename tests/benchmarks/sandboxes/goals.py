@@ -36,8 +36,47 @@ What bounds these figures, by `perf` on a virtual machine with 2 cores:
   sh and nsenter besides; the service an entry program of 150 bytes, by its spawner, agent and orchestrator.
 - A sandbox costs 3 ms of processor time in the kernel, whoever makes it: the overlay's probes of its upper
   layer 0.7, the network namespace 0.6, then control groups, other mounts, and directories on ext4.
-- A thousand sandboxes with four commands each are 4,000 times bash and 1,000 times the kernel's share: 7 s of
-  processor time before the service does anything. Real programs are 6,000 more, of 0.6 ms at least.
+- A thousand sandboxes with four commands each are 4,000 times bash and 1,000 times the kernel's share: 7 s
+  of processor time before the service does anything. Real programs are 6,000 more, of 0.6 ms at least.
+- On 2026-11-28 (AMD) the counted processor time of a thousand was 20.4 s, 10.2 s on two cores: 1.14 of the
+  bare 8.91 s. So 1.1 is out of reach while that stays, even if no core ever waited; 2.1 s of the 12.3 s are
+  not counted in any of our processes.
+
+Old (de11f4c3) and new version in turns on 2026-11-28, each row in one run, beside other work (load 10 to
+35), processor time by process. Up and down: medians of 6 rounds of
+`python -m tests.benchmarks.sandboxes.turns OLD NEW transfer --count 10 --rounds 6`;
+the others by scripts before that module, which are not kept:
+
+| operation | | old | new |
+|---|---|---:|---:|
+| 30 MB up and down | orchestrator / agent | 35 / 31.5 ms | 30.5 / 29 ms |
+| the same, context switches | orchestrator / agent | 156 / 245 | 77 / 170 |
+| upload of 30 MB, 24 of each | orchestrator / agent / driver | 17.5 / 19.2 / 5.5 ms | 11.2 / 19.2 / 6.3 ms |
+| the same, context switches | orchestrator / agent | 98 / 124 | 12 / 52 |
+| upload of 30 MB, 32 of each | orchestrator / agent / driver | 16.6 / 20.3 / 7.0 ms | 12.8 / 18.8 / 7.2 ms |
+| the same, context switches | orchestrator / agent | 105 / 140 | 12 / 40 |
+| create, exec, delete, 360 of each, twice | all | 20.4, 23.4 ms | 19.7, 22.6 ms |
+| exec, 1,200 of each | all | 5.82 ms | 5.90 ms |
+| 300 at once, 4 commands each, 4 of each | all, for a sandbox | 29.0 ms | 29.2 ms |
+
+Only the upload moved, and in the first row agent and driver scatter more than they differ: its median rate
+rose from 168 to 283 and from 221 to 262 MB/s in the same runs, beside load. The rounds of all other rows
+overlap, so nothing is claimed for them.
+
+- Upload: the socket between orchestrator and agent holds a megabyte instead of a fifth. The agent's 19 ms
+  are, by `perf`: ext4's buffered write 37 %, dropping the pages of the replaced file 14 %, the rename that
+  makes ext4 allocate at once 11 %, receiving 11 %. 4 MB in the socket took 33.5 ms in all beside 38.3 in
+  one run; it would be the kernel's memory for each upload under way. Whether 700 MB/s are reached on an
+  idle machine was not measured.
+- Create, exec, delete (old version, 23.4 ms beside load): agent 8.5, spawner with its children 7.1,
+  orchestrator 4.9, driver 2.9. Of the agent's Python 38 % start the sandbox, 20 % are HTTP, 12 % threads
+  (546 samples).
+- Exec (5.8 ms beside load): spawner with bash 2.8, agent 1.2, orchestrator 1.2, driver 0.7.
+- A sandbox of 300 with four commands (24.3 ms in one run of the old version): spawner with bash and the
+  kernel's share 12.1, agent 7.4, orchestrator 3.0, driver 1.8. Of the agent's Python a start is 15 %, an
+  exec's handler 14 %, a deletion 9 % (1,665 samples); of the orchestrator's the log and count of a request
+  9 %. The log line is 10 µs.
+- Not tried: creation and the wait for it are two requests, each through client, orchestrator and agent.
 """
 
 

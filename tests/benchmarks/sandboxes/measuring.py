@@ -42,10 +42,13 @@ def percentile(seconds: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1000
 
 
-def drive(scenario: str, url: str, watched: Mapping[str, psutil.Process], *options: str) -> Run:
-    """Run the scenario in a process of its own. Raises CalledProcessError when the driver fails."""
+def drive(
+    scenario: str, url: str, watched: Mapping[str, psutil.Process], *options: str, root: Path = ROOT
+) -> Run:
+    """Run the scenario in a process of its own, by the driver of the checkout `root`. Raises
+    CalledProcessError when the driver fails."""
     command = [sys.executable, "-m", "tests.benchmarks.sandboxes.driver", scenario, url, *options]
-    driver = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     assert driver.stdin is not None
     phases: dict[str, dict[str, Usage]] = {}
