@@ -112,6 +112,7 @@ PREFIXED = (
     Prefixed("openai-key", "T3BlbkFJ", r"[A-Za-z0-9]{20}", r"sk-[A-Za-z0-9]{20}", (23, 23)),
     Prefixed("model-key", "sk-", r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{32,64}"),  # DeepSeek, Moonshot, Qwen, ...
     Prefixed("google-key", "AIza", r"[0-9A-Za-z_-]{35}"),
+    Prefixed("google-key", "AQ.", r"[0-9A-Za-z_-]{40,}"),
     Prefixed("google-secret", "GOCSPX-", r"[A-Za-z0-9_-]{28}"),
     Prefixed("google-token", "ya29.", r"[A-Za-z0-9_-]{40,}"),
     Prefixed("google-token", "1//0", r"[A-Za-z0-9_-]{40,}"),
@@ -135,7 +136,7 @@ PREFIXED = (
     *(Prefixed("langsmith-key", begin, _HEX + "{32}_" + _HEX + "{10}") for begin in ("lsv2_pt_", "lsv2_sk_")),
     *(
         Prefixed("slack-token", f"xox{kind}-", r"(?:\d+-)?[A-Za-z0-9-]{20,}")
-        for kind in ("a", "b", "e", "o", "p", "r", "s")
+        for kind in ("a", "b", "c", "d", "e", "o", "p", "r", "s")
     ),
     Prefixed("slack-token", "xoxe.xox", r"[bp]-\d-[A-Za-z0-9]{100,}"),
     Prefixed("slack-token", "xapp-", r"\d-[A-Z0-9]+-\d+-[a-f0-9]{32,}"),
@@ -279,14 +280,14 @@ FRAMED = (
     Framed(
         "authorization",
         ("authorization",),
-        rf"(?i:authorization)[\"']?\s*[:=]\s*[\"']?(?i:basic|bearer|token|apikey)\s+{_MADE}"
+        rf"(?i:authorization)[\"']?\s*[:=,]\s*b?[\"']?(?i:basic|bearer|token|apikey)\s+{_MADE}"
         r"([A-Za-z0-9+/_.~-]{16,2000}={0,2})(?![A-Za-z0-9_.(\[])",
     ),
     Framed(
         "authorization",
         ("api-key", "api_key", "apikey", "auth-token", "private-token", "access-token"),
-        r"(?i:x-(?:api-key|auth-token|access-token)|private-token|x-goog-api-key|api-key)[\"']?\s*:\s*"
-        rf"[\"']?{_MADE}"
+        r"(?i:x-(?:api-key|auth-token|access-token)|private-token|x-goog-api-key|api-key)[\"']?\s*[:,]\s*"
+        rf"b?[\"']?{_MADE}"
         r"([A-Za-z0-9+/_.~-]{20,500}={0,2})(?![A-Za-z0-9_.(\[])",
     ),
     Framed(

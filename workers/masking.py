@@ -37,6 +37,9 @@ def learn(secrets: Mapping[str, str]) -> None:
         if len(value) >= _SHORTEST_OWN and not value.isalpha():
             for spelled in (value, quote(value, safe=""), json.dumps(value)[1:-1]):
                 _own[spelled] = f"[masked {name}]"
+    longest_first = sorted(_own.items(), key=lambda one: -len(one[0]))
+    _own.clear()  # one that begins with another is found before it
+    _own.update(longest_first)
 
 
 def masked(text: str) -> Masked:

@@ -255,9 +255,11 @@ class Orchestrator:
         ids = wanted.sandbox_ids
         if ids is not None and not len(ids) == len(set(ids)) == wanted.count:
             raise Invalid(["body", "sandbox_ids"], "as many different ids are needed as `count` says")
-        key, labels = request.headers.get(KEY_HEADER), wanted.labels
+        origin, key, labels = request.match_info["id"], request.headers.get(KEY_HEADER), wanted.labels
+        if key is not None:  # a key is known of its origin alone
+            key = f"fork:{origin}:{wanted.count}:{key}"
         if labels is None and self._ownership.matters(request[KEY_NAME]):
-            labels = without_owner((await self._backend.get(request.match_info["id"])).labels)
+            labels = without_owner((await self._backend.get(origin)).labels)
         async with self._ownership.of(request[KEY_NAME], wanted.count, key, labels) as own:
             wanted = msgspec.structs.replace(wanted, labels=own)
             return json_reply(await self._asked(request, operations.FORK, wanted))

@@ -4,8 +4,9 @@ import os
 
 import msgspec
 
-from orchard.configuration.config import Config, ConfigError, checked
+from orchard.configuration.config import Config, ConfigError, checked, secrets
 from orchard.workers.llm.settings import EndpointSettings
+from orchard.workers.masking import learn
 
 
 def replaced(config: Config, section: str, **changes: object) -> Config:
@@ -17,7 +18,7 @@ def replaced(config: Config, section: str, **changes: object) -> Config:
 
 
 def with_endpoint(config: Config, base_url: str | None, api_key_env: str | None) -> Config:
-    """Sets the endpoint `default` from the flags or from OPENAI_BASE_URL."""
+    """Sets the endpoint `default` from the flags or from OPENAI_BASE_URL; its key is masked from now on."""
     known = config.endpoints.get("default")
     url = base_url or (known.base_url if known else None) or os.environ.get("OPENAI_BASE_URL")
     if url is None:
@@ -33,7 +34,9 @@ def with_endpoint(config: Config, base_url: str | None, api_key_env: str | None)
         )
     except ValueError as error:
         raise ConfigError(f"endpoints.default: {error}") from error
-    return msgspec.structs.replace(config, endpoints={**config.endpoints, "default": endpoint})
+    config = msgspec.structs.replace(config, endpoints={**config.endpoints, "default": endpoint})
+    learn(secrets(config, os.environ))
+    return config
 
 
 def endpoint_environment(config: Config) -> dict[str, str]:

@@ -137,7 +137,9 @@ def test_of_a_disk_that_is_nearly_full_the_largest_goes() -> None:
     full = Space(total=100 * SMALL, free=RESERVE - 1, files=SMALL)
     assert scarce(full) and scarce(Space(total=100 * SMALL, free=SMALL, files=RESERVE - 1))
     [(place, stopped)] = excess({"a": DiskUsage(5), "b": DiskUsage(7)}, LIMITS, full).items()
-    assert (place, stopped.reason) == ("b", "evicted"), "within its limits: who filled the disk is not known"
+    assert (place, stopped.reason) == ("b", "disk_full"), (
+        "within its limits: who filled the disk is not known"
+    )
     [(place, stopped)] = excess({"a": DiskUsage(5), "b": DiskUsage(11)}, LIMITS, full).items()
     assert (place, stopped.reason) == ("b", "disk_limit")
 

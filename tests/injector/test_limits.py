@@ -325,6 +325,13 @@ async def test_a_key_may_have_so_many_sandboxes_at_all_replicas_together(serve: 
         assert (fork.info.labels["of"], fork.info.labels["orchard.key"]) == ("limit", name_of(GREEDY))
         await other.create_sandbox("host")
         await fork.delete()
+        (fork,) = await made.fork(idempotency_key="fork-1")
+        (once_more,) = await made.fork(idempotency_key="fork-1")
+        assert once_more.sandbox_id == fork.sandbox_id
+        for further in (fork.fork(idempotency_key="fork-1"), made.fork(count=2, idempotency_key="fork-1")):
+            with pytest.raises(SandboxOverLimit):  # of another origin, and of another number
+                await further
+        await fork.delete()
         await first.create_sandbox("host")
 
 

@@ -38,6 +38,8 @@ KEYS = {
     "openai-old": "sk-" + some(20) + "T3BlbkFJ" + some(20),
     "openrouter-key": "sk-" + "or-v1-" + some(64, HEX),
     "google-key": "AI" + "za" + some(35),
+    "google-key of 2026": "A" + "Q." + some(43),
+    "slack-cookie": "xo" + "xd-" + some(40),
     "hugging-face-token": "h" + "f_" + some(34, string.ascii_letters),
     "groq-key": "gs" + "k_" + some(52),
     "slack-token": "xo" + "xb-" + some(12, string.digits) + "-" + some(24),

@@ -3,10 +3,8 @@
 import logging
 import secrets
 
-from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
 from orchard.workers.episode.machine import FileTooLarge, Machine
-from orchard.workers.failures import InfrastructureError
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +47,8 @@ async def state_left_behind(machine: Machine, task: Task, *, timeout: float) -> 
 
     Empty if git cannot tell, as after an agent has removed the repository or left more than LARGEST_DIFF
     bytes behind: that is the agent's doing, also if one of its processes enlarges the file afterwards.
-    `timeout` in seconds. Raises the machine's InfrastructureError, and SANDBOX_UNAVAILABLE or
-    SANDBOX_OUT_OF_MEMORY if git had too little time or memory.
+    `timeout` in seconds; a git that had too little time or memory is tried once more with three times as
+    much time. Raises the machine's InfrastructureError.
     """
     scratch = f"/tmp/orchard-left-{secrets.token_hex(8)}"
     env = {
@@ -60,10 +58,9 @@ async def state_left_behind(machine: Machine, task: Task, *, timeout: float) -> 
         "LARGEST": str(LARGEST_DIFF),
     }
     outcome = await machine.run(_LEFT_BEHIND, timeout=timeout, cwd=task.workdir, env=env)
+    if outcome.timed_out or outcome.out_of_memory:
+        outcome = await machine.run(_LEFT_BEHIND, timeout=3 * timeout, cwd=task.workdir, env=env)
     if outcome.returncode != 0:
-        if outcome.timed_out or outcome.out_of_memory:
-            cause = AbortCause.SANDBOX_UNAVAILABLE if outcome.timed_out else AbortCause.SANDBOX_OUT_OF_MEMORY
-            raise InfrastructureError(cause, f"git could not tell what was changed: {outcome.output[-300:]}")
         log.warning("no patch is taken, as git cannot tell what was changed: %s", outcome.output[-300:])
         return ""
     try:

@@ -157,7 +157,8 @@ class Stopped(NamedTuple):
 
 
 def excess(usage: Mapping[str, DiskUsage], limits: DiskLimits, space: Space) -> dict[str, Stopped]:
-    """Return the sandboxes to stop. One within its limits is evicted: who filled the disk is not known."""
+    """Return the sandboxes to stop. Of one within its limits it is not known whether it filled the disk: what
+    ran there may run once more."""
     over = {
         place: f"it took {used.weight} bytes of disk, and {limits.size} is the limit"
         for place, used in usage.items()
@@ -171,7 +172,7 @@ def excess(usage: Mapping[str, DiskUsage], limits: DiskLimits, space: Space) -> 
         largest = max(usage, key=lambda place: usage[place].weight)
         taken = usage[largest].weight
         said = f"the host's disk was nearly full, and of its sandboxes this one took the most: {taken} bytes"
-        return {largest: Stopped("evicted", said)}
+        return {largest: Stopped("disk_full", said)}
     return {place: Stopped("disk_limit", message) for place, message in over.items()}
 
 

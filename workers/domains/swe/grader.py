@@ -139,7 +139,14 @@ class _Grader:
         return self.sheet if self.sheet is not None and self.sheet.tests else None
 
     async def _apply(self, submission: str, checkout: RepositoryCheckout) -> Applied | PatchRejected:
-        """Applies a submission as git reads it; outside of published rules, only the permitted part."""
+        """Applies a submission as git reads it; outside of published rules, only the permitted part. One that
+        takes more memory or disk than there is does not apply: its repository alone has been read before."""
+        try:
+            return await self._permitted(submission, checkout)
+        except LimitExceeded as error:
+            return Applied(by=None, log=f"{error.detail}\n")
+
+    async def _permitted(self, submission: str, checkout: RepositoryCheckout) -> Applied | PatchRejected:
         if self._published:
             return await checkout.apply(submission, self._repository.ladder)
         staged = await checkout.stage(submission)

@@ -8,7 +8,8 @@ from orchard.schemas.protection import Protected
 from orchard.schemas.sandboxes import OUTPUT_LIMIT
 from orchard.workers.domains.swe.preparing import paths_to_restore
 from orchard.workers.domains.swe.testing import between_markers
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.episode.machine import CommandOutcome
+from orchard.workers.failures import InfrastructureError, LimitExceeded
 from orchard.workers.graders import grade
 from tests.workers.conftest import RUNNER
 
@@ -274,6 +275,23 @@ async def test_tests_that_need_more_memory_with_the_solution_too_say_nothing(
         with pytest.raises(InfrastructureError) as caught:
             await judged(failing, "")
         assert caught.value.cause is AbortCause.SANDBOX_OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_patch_whose_files_fit_in_no_memory_does_not_apply(judged, quick_task, machine, dies):
+    """Some kilobytes can be a file of gigabytes; a repetition would be one more try for whoever fails."""
+    run = machine.run
+
+    async def starved(command, **given):
+        if "diff-tree" not in command:
+            return await run(command, **given)
+        if dies:
+            raise LimitExceeded(AbortCause.SANDBOX_OUT_OF_MEMORY, "out of memory")
+        return CommandOutcome(output="Killed\n", returncode=137, seconds=1.0, out_of_memory=True)
+
+    machine.run = starved
+    reward = await judged(quick_task, quick_task.gold_patch, plain=True)
+    assert (reward.resolved, reward.detail) == (False, "the patch does not apply")
 
 
 async def test_a_missing_base_commit_is_the_graders_failure(judged, task):
