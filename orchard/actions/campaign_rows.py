@@ -10,7 +10,7 @@ import duckdb
 from orchard.actions.abort_reasons import FORM
 from orchard.pipelines.campaigns.scores import Score, Tally, score
 from orchard.schemas.positions import START, Position
-from orchard.storage.reader import open_tables, rows
+from orchard.storage.reader import beyond, open_tables, rows
 from orchard.storage.spending import Spent, spent_in
 
 RATE_WINDOW_SECONDS = 300
@@ -235,7 +235,7 @@ class FollowedRows:
         if not reached.reaches(self._reached):  # another store is in its place
             again |= set(campaigns)
         elif reached != self._reached:
-            asked = f"select distinct campaign from tables.events where not {self._reached.sql()}"
+            asked = beyond(tables, "select distinct campaign from tables.events", self._reached)
             again |= {name for (name,) in tables.execute(asked).fetchall()}
         fresh = [name for name in campaigns if name in again or name not in self._rows.one]
         if fresh:
