@@ -209,15 +209,18 @@ def read_rows(
 class FollowedRows:
     """Rows of campaigns as `read_rows` reads them, for a caller who looks again and again.
 
-    Those of a campaign are read again when it has new events, and while it has running rollouts or a cap."""
+    Those of a campaign are read again when it has new events or other running rollouts, and while it has a
+    cap."""
 
     def __init__(self, reached: Callable[[], Position]) -> None:
         """Takes a function that returns the position of the tables that are read."""
         self._position = reached
         self._reached = START
         self._rows = CampaignRows([], {}, {}, [], [], [], {}, {}, {})
-        self._running: Collection[str] = ()
-        """Campaigns with running rollouts at the last look."""
+        self._running: dict[str, frozenset[str]] = {}
+        """Running rollouts of each campaign at the last look."""
+        self._capped: set[str] = set()
+        """Campaigns with a cap at the last look."""
 
     def read(
         self,
@@ -230,8 +233,9 @@ class FollowedRows:
     ) -> CampaignRows:
         """Reads as `read_rows` does."""
         reached = self._position()
-        now_running = {name for name, some in running.items() if some}
-        again = now_running | {*self._running, *capped}
+        at_work = {name: frozenset(some) for name, some in running.items()}
+        again = {name for name in campaigns if at_work.get(name) != self._running.get(name)}
+        again |= self._capped | set(capped)
         if not reached.reaches(self._reached):  # another store is in its place
             again |= set(campaigns)
         elif reached != self._reached:
@@ -243,7 +247,7 @@ class FollowedRows:
                 tables, fresh, running, [name for name in capped if name in fresh], up_to, sources
             )
             self._rows = new.beside(self._rows, fresh)
-        self._running, self._reached = now_running, reached
+        self._running, self._capped, self._reached = at_work, set(capped), reached
         return self._rows
 
 
