@@ -46,8 +46,9 @@ def test_of_several_runs_the_median_counts_and_the_page_says_whether_they_overla
     assert rise.share == pytest.approx(9.0) and rise.apart
     page = render([*apart, repeated("noisy", 1_000, 1.0, 9.0), repeated("noisy", 10_000, 4.0, 20.0)])
     assert "| rising | rollout | 2 | **20** |" in page
-    assert "from 2 (1 to 9) at 1,000 to 20 (10 to 30) at 10,000. Not explained yet." in page
+    assert "from 2 (1 to 9) at 1,000 to 20 (10 to 30) at 10,000.\n" in page
     assert "from 5 (1 to 9) at 1,000 to 12 (4 to 20) at 10,000. The runs overlap." in page
+    assert "- rising. Not explained yet." in page and "- noisy. The runs overlap" in page
     assert "runs of each cost: 2 to 3" in page
 
 
