@@ -69,12 +69,14 @@ class RowFiles:
     def __init__(self, location: Location, table: str) -> None:
         self._location, self._table = location, table
         self._waiting: list[pa.Table] = []
+        self._size = 0
         self._written: list[DataFile] = []
 
     def take(self, rows: pa.Table) -> None:
         if rows.num_rows:
             self._waiting.append(rows)
-        if sum(part.nbytes for part in self._waiting) >= _FILE_BYTES:
+            self._size += rows.nbytes
+        if self._size >= _FILE_BYTES:
             self._write()
 
     def written(self) -> Sequence[DataFile]:
@@ -83,7 +85,7 @@ class RowFiles:
         return self._written
 
     def _write(self) -> None:
-        rows, self._waiting = pa.concat_tables(self._waiting), []
+        rows, self._waiting, self._size = pa.concat_tables(self._waiting), [], 0
         if not self._location.is_s3:
             (self._location.path / "tables" / self._table).mkdir(parents=True, exist_ok=True)
         with store_errors(self._location.url):

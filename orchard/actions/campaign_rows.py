@@ -1,7 +1,7 @@
 """Queries of campaigns: outcomes, work of models, retries, cost."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,8 +9,8 @@ import duckdb
 
 from orchard.actions.abort_reasons import FORM
 from orchard.pipelines.campaigns.scores import Score, Tally, score
-from orchard.schemas.positions import Position
-from orchard.storage.reader import open_tables, rows
+from orchard.schemas.positions import START, Position
+from orchard.storage.reader import beyond, open_tables, rows
 from orchard.storage.spending import Spent, spent_in
 
 RATE_WINDOW_SECONDS = 300
@@ -150,6 +150,17 @@ class CampaignRows:
     saved: dict[str, dict[str, Any]]
     spent: dict[str, Spent]
 
+    def beside(self, known: "CampaignRows", campaigns: Collection[str]) -> "CampaignRows":
+        """These rows of some campaigns, and the known ones of all others."""
+        both: dict[str, Any] = {}
+        for field in fields(self):
+            old, new = getattr(known, field.name), getattr(self, field.name)
+            if isinstance(new, dict):
+                both[field.name] = {name: row for name, row in old.items() if name not in campaigns} | new
+            else:
+                both[field.name] = [row for row in old if row["campaign"] not in campaigns] + new
+        return CampaignRows(**both)
+
 
 def read_rows_of(store: str, work: Callable[[duckdb.DuckDBPyConnection], CampaignRows]) -> CampaignRows:
     """Opens the store's tables and runs `work` on them."""
@@ -160,12 +171,14 @@ def read_rows_of(store: str, work: Callable[[duckdb.DuckDBPyConnection], Campaig
 def read_rows(
     tables: duckdb.DuckDBPyConnection,
     campaigns: list[str],
-    running: list[str],
+    running: Mapping[str, Collection[str]],
     capped: list[str],
     up_to: Position,
     sources: Sources = STORED,
 ) -> CampaignRows:
-    """Runs all queries; `running` are rollouts that an attempt runs at, `capped` campaigns with a cap."""
+    """Runs all queries; `running` are rollouts that an attempt runs at, by campaign, `capped` campaigns with
+    a cap."""
+    at_work = [rollout for name in campaigns for rollout in running.get(name, ())]
     ask = partial(_dicts, tables, sources)
     outcomes = ask(_OUTCOMES, campaigns)
     begun = [row["rollout_id"] for row in ask(_OPEN, campaigns)]
@@ -186,11 +199,63 @@ def read_rows(
         scores_by(ask(_TALLIES, campaigns), lambda row: str(row["campaign"])),
         ask(_LABELS, campaigns),
         ask(_REASONS, campaigns) if any(row["outcome"].startswith("aborted") for row in outcomes) else [],
-        ask(_retried(_CREATING), campaigns, running=running) if running else ask(_retried(""), campaigns),
+        ask(_retried(_CREATING), campaigns, running=at_work) if at_work else ask(_retried(""), campaigns),
         {row["campaign"]: row for row in ask(_LIVE, begun)} if begun else {},
         {row["campaign"]: row for row in ask(_SAVED, campaigns)},
         spent_in(tables, capped, up_to) if capped else {},
     )
+
+
+class FollowedRows:
+    """Rows of campaigns as `read_rows` reads them, for a caller who looks again and again.
+
+    Those of a campaign are read again when it has new events or other running rollouts, and while it has a
+    cap."""
+
+    def __init__(self, reached: Callable[[], Position]) -> None:
+        """Takes a function that returns the position of the tables that are read."""
+        self._position = reached
+        self._reached = START
+        self._rows = CampaignRows([], {}, {}, [], [], [], {}, {}, {})
+        self._running: dict[str, frozenset[str]] = {}
+        """Running rollouts of each campaign at the last look."""
+        self._capped: set[str] = set()
+        """Campaigns with a cap at the last look."""
+
+    def read(
+        self,
+        tables: duckdb.DuckDBPyConnection,
+        campaigns: list[str],
+        running: Mapping[str, Collection[str]],
+        capped: list[str],
+        up_to: Position,
+        sources: Sources = STORED,
+    ) -> CampaignRows:
+        """Reads as `read_rows` does."""
+        reached = self._position()
+        at_work = {name: frozenset(some) for name, some in running.items()}
+        again = {name for name in campaigns if at_work.get(name) != self._running.get(name)}
+        again |= self._capped | set(capped)
+        if not reached.reaches(self._reached):  # another store is in its place
+            again |= set(campaigns)
+        elif reached != self._reached:
+            asked = beyond(tables, "select distinct campaign from tables.events", self._reached)
+            again |= {name for (name,) in tables.execute(asked).fetchall()}
+        fresh = [name for name in campaigns if name in again or name not in self._rows.one]
+        if fresh:
+            new = read_rows(
+                tables, fresh, running, [name for name in capped if name in fresh], up_to, sources
+            )
+            self._rows = new.beside(self._rows, fresh)
+        self._running, self._capped, self._reached = at_work, set(capped), reached
+        return self._rows
+
+
+ReadRows = Callable[
+    [duckdb.DuckDBPyConnection, list[str], Mapping[str, Collection[str]], list[str], Position, Sources],
+    CampaignRows,
+]
+"""`read_rows`, or what reads like it."""
 
 
 def _dicts(

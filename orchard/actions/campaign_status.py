@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 import duckdb
@@ -16,6 +15,7 @@ from orchard.actions.campaign_rows import (
     RATE_WINDOW_SECONDS,
     STORED,
     CampaignRows,
+    ReadRows,
     Sources,
     read_rows,
     read_rows_of,
@@ -247,9 +247,10 @@ async def read_status(
     queues: Mapping[str, str],
     ask: Ask | None = None,
     sources: Sources = STORED,
+    read: ReadRows = read_rows,
 ) -> Status:
     """The campaigns of `records`, whose consumers are named by `queues`, and the pipeline. `ask` reads tables
-    that are open already, from `sources`."""
+    that are open already, from `sources`, by `read`."""
     work_queues = await consumers(connection, names.WORK)
     heard, moving, pipeline = await asyncio.gather(
         reports(connection),
@@ -258,12 +259,13 @@ async def read_status(
     )
     if not records:
         return Status([], _with_processes(pipeline, heard, alive(heard)))
-    running = [rollout for each in moving for rollout in each.running]
+    running = {name: each.running for name, each in zip(records, moving, strict=True)}
     capped = [name for name, record in records.items() if record.max_cost_usd is not None]
     up_to = await asyncio.to_thread(position, session.config.store)
-    work = partial(
-        read_rows, campaigns=list(records), running=running, capped=capped, up_to=up_to, sources=sources
-    )
+
+    def work(tables: duckdb.DuckDBPyConnection) -> CampaignRows:
+        return read(tables, list(records), running, capped, up_to, sources)
+
     rows = await (ask(work) if ask else asyncio.to_thread(read_rows_of, session.config.store, work))
     working = alive(heard)
     waits = bool(pipeline.rests or any(team.held for team in pipeline.teams))
@@ -280,7 +282,9 @@ where size is not null order by submitted_at desc
 """
 
 
-def recorded(tables: duckdb.DuckDBPyConnection, sources: Sources = STORED) -> list[CampaignView]:
+def recorded(
+    tables: duckdb.DuckDBPyConnection, sources: Sources = STORED, read: ReadRows = read_rows
+) -> list[CampaignView]:
     """Every campaign from the tables alone, the newest first: without a server, nothing runs."""
     result = tables.execute(_SUBMITTED).fetchall()
     records = {
@@ -293,7 +297,7 @@ def recorded(tables: duckdb.DuckDBPyConnection, sources: Sources = STORED) -> li
         )
         for name, digest, sha256, size, state, reason in result
     }
-    rows = read_rows(tables, list(records), [], [], START, sources)
+    rows = read(tables, list(records), {}, [], START, sources)
     return [_view(name, record, rows, InQueues(), "", ()) for name, record in records.items()]
 
 

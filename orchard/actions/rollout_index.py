@@ -12,6 +12,7 @@ import duckdb
 
 from orchard.actions.campaign_rows import Sources
 from orchard.schemas.positions import START, Position
+from orchard.storage.reader import beyond
 
 _ENDED = """
 select sequence, time, campaign, rollout_id, attempt, task_id, task_source, repo, harness, model, model_kind,
@@ -21,7 +22,7 @@ select sequence, time, campaign, rollout_id, attempt, task_id, task_source, repo
        left(submission, 1) as submission, submission_sha256,
        case when status = 'aborted' then 'aborted' when resolved is null then 'ungraded'
             when resolved then 'resolved' else 'unresolved' end as outcome
-from rollouts
+from tables.rollouts_all r anti join tables.reopenings_all o on o.superseded_sequence = r.sequence
 """
 _ASKED = """
 select sequence, time, campaign, rollout_id, task_id, task_source, repo, harness, model, model_kind, sample,
@@ -71,22 +72,23 @@ class RolloutIndex:
             for table in ("ended", "asked", "attempts", "events", "reviews"):
                 run(f"delete from indexed.{table}")
             self._upto = START
-        new = f"not {self._upto.sql()}"
+
+        def new(query: str) -> str:
+            return beyond(self._connection, query, self._upto)
+
         run("begin")
         try:
+            superseded = new("select superseded_sequence from tables.reopenings_all")
+            run(f"delete from indexed.ended where sequence in ({superseded})")
+            run(f"insert into indexed.ended {new(_ENDED)}")
             run(
-                "delete from indexed.ended where sequence in "
-                f"(select superseded_sequence from tables.reopenings_all where {new})"
-            )
-            run(f"insert into indexed.ended {_ENDED} where {new}")
-            run(
-                f"insert into indexed.asked {_ASKED} new where {new} and not exists "
+                f"insert into indexed.asked {new(_ASKED)} new where not exists "
                 "(select 1 from indexed.asked old where old.rollout_id = new.rollout_id) "
                 "qualify row_number() over (partition by rollout_id order by sequence) = 1"
             )
-            run(f"insert into indexed.attempts {_ATTEMPTS} where {new}")
-            run(f"insert into indexed.events {_EVENTS} and {new} and {position.sql()}")
-            noted = f"select rollout_id from tables.notes_all where {new}"
+            run(f"insert into indexed.attempts {new(_ATTEMPTS)}")
+            run(f"insert into indexed.events {new(_EVENTS)} and {position.sql()}")
+            noted = new("select rollout_id from tables.notes_all")
             run(f"delete from indexed.reviews where rollout_id in ({noted})")
             run(f"insert into indexed.reviews {_REVIEWS} where rollout_id in ({noted})")
             run("commit")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from orchard.actions.campaign_rows import FollowedRows
 from orchard.actions.campaign_status import CampaignView, PipelineView, read_status, recorded
 from orchard.actions.rollout_index import INDEXED
 from orchard.actions.session import Session
@@ -41,6 +42,7 @@ class CampaignWatch:
 
     def __init__(self, session: Session, tables: Tables) -> None:
         self._session, self._tables = session, tables
+        self._rows = FollowedRows(lambda: tables.reached)
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._queues: dict[str, str] = {}
@@ -91,12 +93,18 @@ class CampaignWatch:
                     for name, record in records.items():
                         self._queues.setdefault(name, record.queue)
                     now = await read_status(
-                        self._session, self._connection, records, self._queues, self._tables.ask, INDEXED
+                        self._session,
+                        self._connection,
+                        records,
+                        self._queues,
+                        self._tables.ask,
+                        INDEXED,
+                        self._rows.read,
                     )
                 return Overview(now.campaigns, now.pipeline, at, 0)
             except (StreamsError, TimeoutError) as error:
                 log.warning("the queues cannot be read just now: %s", str(error) or type(error).__name__)
-        campaigns = await self._tables.ask(recorded, INDEXED)
+        campaigns = await self._tables.ask(recorded, INDEXED, self._rows.read)
         return Overview(campaigns, None, at, 0)
 
     async def _connect(self) -> None:

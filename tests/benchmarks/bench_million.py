@@ -84,9 +84,8 @@ def orchard(environment: dict[str, str], *words: str) -> Cost:
 
 
 def processor(pid: int) -> float:
-    """Seconds of processor time that a process, here the NATS server, has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Seconds of processor time that a process has used."""
+    return time.clock_gettime(~pid << 3 | 2)  # its clock on Linux; /proc counts in hundredths of a second
 
 
 class Bench:

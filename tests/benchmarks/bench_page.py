@@ -34,6 +34,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
+from tests.benchmarks.bench_million import processor
 from tests.benchmarks.million import Plan, fill_store
 from tests.orchard.page import big
 from tests.trajectory_log import Author
@@ -75,8 +76,7 @@ class Server:
 
     def processor_seconds(self) -> float:
         """What it has taken of a processor so far."""
-        times = psutil.Process(self.process.pid).cpu_times()
-        return float(times.user + times.system)
+        return processor(self.process.pid)
 
     def peak_mb(self) -> float:
         """The most memory that it ever held."""

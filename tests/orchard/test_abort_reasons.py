@@ -80,7 +80,7 @@ async def test_tables_page_and_health_count_details_that_differ_in_ids_alone_as_
         index = RolloutIndex(tables)
         index.follow(position(store))
         for sources in (STORED, INDEXED):
-            found = read_rows(tables, [CAMPAIGN], [], [], 0, sources)
+            found = read_rows(tables, [CAMPAIGN], {}, [], 0, sources)
             (reason,) = abort_reasons(found.reasons)
             assert (reason.cause, reason.rollouts) == ("llm_refused", 5)
             assert reason.detail == f"{KEY} (request req-0-9f3c)"

@@ -35,7 +35,7 @@ RECORD = CampaignRecord(
 def read(store: str, running: list[str], capped: list[str]) -> CampaignRows:
     """What the tables say of the campaign, to their end."""
     with open_tables(store) as tables:
-        return read_rows(tables, [CAMPAIGN], running, capped, position(store))
+        return read_rows(tables, [CAMPAIGN], {CAMPAIGN: running}, capped, position(store))
 
 
 @pytest.mark.long
@@ -80,7 +80,8 @@ async def test_reading_the_tables_does_not_import_pandas(keep: Any) -> None:
         "from orchard.schemas.positions import START\n"
         "from orchard.storage.reader import log_end, open_tables\n"
         f"with open_tables({store!r}) as tables:\n"
-        f"    assert log_end({store!r})[1] and read_rows(tables, ['demo'], ['x'], ['demo'], START).outcomes\n"
+        f"    assert log_end({store!r})[1]\n"
+        "    assert read_rows(tables, ['demo'], {'demo': ['x']}, ['demo'], START).outcomes\n"
         "print(*{'pandas', 'aiohttp', 'pyarrow.dataset'} & sys.modules.keys())"
     )
     done = await asyncio.to_thread(

@@ -146,7 +146,7 @@ async def test_a_retry_counts_by_its_newest_failure_until_a_sandbox_is_there(tmp
         index = RolloutIndex(tables)
         index.follow(position(store))
         for sources in (STORED, INDEXED):
-            found = read_rows(tables, [CAMPAIGN], running, [], 0, sources).retried
+            found = read_rows(tables, [CAMPAIGN], {CAMPAIGN: running}, [], 0, sources).retried
             counted = {(row["cause"], row["detail"], row["open"]): row["rollouts"] for row in found}
             assert counted == {
                 ("llm_unavailable", "no answer to req-1", True): 2,

@@ -14,7 +14,7 @@ from orchard.schemas.positions import Position
 from orchard.schemas.protection import Protected
 from orchard.schemas.subjects import event_subject
 from orchard.storage.errors import StorageError
-from orchard.storage.reader import open_tables, position, refresh, within
+from orchard.storage.reader import beyond, open_tables, position, refresh, within
 from orchard.storage.tables import SCHEMAS, TABLES
 from orchard.storage.views import VIEWS
 from orchard.streams.connection import Connection
@@ -341,6 +341,9 @@ async def test_a_range_is_read_from_the_files_alone_that_have_it(
         for first, last in ((0, 2**62), (ends[0] + 1, ends[1]), (ends[1], ends[2] + 1), (2**62, 2**62)):
             expected = [row for row in every if first <= row[0] <= last]
             assert tables.sql(within(tables, query, first, last)).fetchall() == expected
+        for end in (0, ends[1], ends[1] + 1, ends[3]):
+            expected = [row for row in every if row[0] > end]
+            assert tables.sql(beyond(tables, query, Position.of(end))).fetchall() == expected
         files = sorted(
             tables.sql(
                 "select distinct filename from read_parquet('{}/*.parquet', filename = true)".format(
@@ -348,13 +351,15 @@ async def test_a_range_is_read_from_the_files_alone_that_have_it(
                 )
             ).fetchall()
         )
+        newest = beyond(tables, query, Position.of(ends[2]))
         narrow = within(tables, query, ends[0] + 1, ends[1])
         expected = [row for row in every if ends[0] < row[0] <= ends[1]]
         assert len(files) == 4 and expected
         for (name,) in files:
-            if name not in narrow:
+            if name not in narrow and name not in newest:
                 Path(name).unlink()
         assert tables.sql(narrow).fetchall() == expected
+        assert tables.sql(newest).fetchall() == [row for row in every if row[0] > ends[2]]
         with pytest.raises(duckdb.IOException):
             tables.sql(query).fetchall()
 

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from orchard.actions import rollout as one_rollout
+from orchard.actions.campaign_rows import CampaignRows, FollowedRows, read_rows
 from orchard.actions.campaign_status import recorded
 from orchard.actions.rollout_index import INDEXED, RolloutIndex
 from orchard.actions.session import Session
@@ -218,10 +219,6 @@ def test_the_error_of_an_invalid_filter_says_what_to_do(wrong: dict[str, str]) -
 
 def test_campaigns_have_the_numbers_of_sql(tables: duckdb.DuckDBPyConnection) -> None:
     """Also from the index, which is what the page asks."""
-
-    def to_nine_digits(views: Any) -> Any:  # DuckDB's threads add in any order
-        return json.loads(msgspec.json.encode(views), parse_float=lambda number: round(float(number), 9))
-
     found = recorded(tables, INDEXED)
     assert to_nine_digits(found) == to_nine_digits(recorded(tables))
     for view in found:
@@ -230,6 +227,11 @@ def test_campaigns_have_the_numbers_of_sql(tables: duckdb.DuckDBPyConnection) ->
             expected["finished"] + expected["aborted"],
             expected["aborted"],
         )
+
+
+def to_nine_digits(views: Any) -> Any:
+    """DuckDB's threads add in any order."""
+    return json.loads(msgspec.json.encode(views), parse_float=lambda number: round(float(number), 9))
 
 
 @pytest.mark.long
@@ -247,6 +249,40 @@ def test_the_index_follows_what_is_reopened(tmp_path: Path) -> None:
             view = query.replace("outcome_of", "status").format("select * from rollouts")
             assert connection.execute(own).fetchall() == connection.execute(view).fetchall()
         index.close()
+
+
+@pytest.mark.long
+def test_rows_of_campaigns_follow_the_log(tmp_path: Path) -> None:
+    """Step by step they are what reading all campaigns gives, and those without news are not read again."""
+    store = str(tmp_path / "store")
+    end = fill_store(Plan(rollouts=400, campaigns=4, samples=2, open_share=0.3), store)
+    names = [f"million-{number}" for number in range(4)]
+    with open_tables(store, as_of=Position()) as connection:
+        index, reached = RolloutIndex(connection), Position()
+        followed = FollowedRows(lambda: reached)
+        first = None
+        for upto in [*range(end // 9, end, end // 9), end, end // 2]:
+            reached = Position.of(upto)
+            refresh(connection, store, as_of=reached)
+            index.follow(reached)
+            asked = "select min_by(rollout_id, sequence) from indexed.attempts where campaign = 'million-3'"
+            (started,) = connection.execute(asked).fetchone() or (None,)
+            running = {"million-3": {started}} if started else {}
+            found = followed.read(connection, names, running, [], reached, INDEXED)
+            expected = read_rows(connection, names, running, [], reached, INDEXED)
+            assert _in_order(found) == _in_order(expected)
+            if first is not None and upto > end // 2:
+                assert found.one["million-0"] is first, "it has ended"
+            first = found.one["million-0"]
+        index.close()
+
+
+def _in_order(found: CampaignRows) -> object:
+    """The rows of each query in an order of their own."""
+    return [
+        sorted(map(str, each)) if isinstance(each, list) else each
+        for each in to_nine_digits(list(vars(found).values()))
+    ]
 
 
 @pytest.mark.long
