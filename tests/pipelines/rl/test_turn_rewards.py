@@ -86,6 +86,9 @@ def test_tokens_get_the_advantage_of_their_own_turn(model: Any) -> None:
     (other,) = learner._rows([Trained("a", "g", 1.0, True, later, (0.5, -0.5))], [2.0])
     assert set(other.advantages[: lengths[0]]) == {2.0}, "a step that the judge did not see"
     assert set(other.advantages[lengths[0] :]) == {1.0}
+    beside = sequences(conversation(1, turns=2), turns=[-1, 1])
+    (other,) = learner._rows([Trained("a", "g", 1.0, True, beside, (0.5, -0.5))], [2.0])
+    assert set(other.advantages[: lengths[0]]) == {2.0}, "an answer to another agent"
 
 
 def test_a_run_without_process_reward_keeps_its_hash() -> None:
