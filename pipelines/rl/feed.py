@@ -16,6 +16,7 @@ from orchard.schemas.decoding import Unreadable
 from orchard.schemas.events import Event, RolloutFinished, payload
 from orchard.schemas.groups import (
     GroupAssembled,
+    GroupDropped,
     GroupMember,
     GroupOutcome,
     PolicyUpdated,
@@ -86,6 +87,8 @@ class Feed:
             case GroupAssembled() as group:
                 self.sequences_of.setdefault(group.group_id, sequence)
                 self._settle(group.prompt, keep={member.rollout_id for member in group.members})
+            case GroupDropped(group_id=name):
+                self.done_with(name)
             case PromptFailed(prompt=prompt):
                 self._settle(prompt, keep=set())
             case PolicyUpdated():

@@ -118,6 +118,17 @@ async def test_what_no_group_can_want_is_forgotten(feed):
     assert feed._messages == {}
 
 
+def test_a_dropped_group_is_forgotten_whoever_dropped_it(feed):
+    """The coordinator drops those of one class, another process those that its teacher cannot score."""
+    events = [*whole_group(PLAN, 0, rewards=(1.0, 1.0)), *whole_group(PLAN, 1)]
+    for number, reason in enumerate((DropReason.DEGENERATE, DropReason.UNSCORED)):
+        drop = GroupDropped(run="run", group_id=f"run.{number}", reason=reason)
+        events.append(make_event(drop, id=f"drop.{number}", source="test", campaign="run"))
+    feed.take(stored(events))
+    assert not feed.waiting
+    assert (feed._messages, feed._parents) == ({}, {})
+
+
 async def test_a_member_without_tokens_is_not_trained_on(feed):
     request = PLAN.request(0, 0)
     feed.take(
