@@ -89,6 +89,8 @@ class Feed:
                 self._settle(group.prompt, keep={member.rollout_id for member in group.members})
             case GroupDropped(group_id=name):
                 self.done_with(name)
+            case PromptFailed(prompt=prompt) if self.progress.plan.frugal is not None:
+                self._left.setdefault(prompt, self.progress.version)
             case PromptFailed(prompt=prompt):
                 self._settle(prompt, keep=set())
             case PolicyUpdated():
