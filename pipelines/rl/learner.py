@@ -204,15 +204,14 @@ class Learner:
     def _outcomes(self, batch: Rows[Trained]) -> list[float]:
         """The advantage of each rollout by its outcome, with the weight that it has beside a teacher's."""
         settings = self.settings
-        weight = 1.0 if settings.distill is None else settings.distill.reward
-        if not weight:
+        if not settings.outcome_weight:
             return [0.0] * len(batch)
         found = advantages(
             [shaped(rollout.reward, rollout.tokens, settings.overlong) for rollout in batch],
             [rollout.group for rollout in batch],
             settings.loss.baseline,
         )
-        return [weight * advantage for advantage in found]
+        return [settings.outcome_weight * advantage for advantage in found]
 
     def _rows(self, batch: Rows[Trained], found: Rows[float], by_turn: Rows[Rows[float]]) -> list[_Row]:
         """Every sequence of a part of the batch with the advantages of its rollout and of its turns, and its
