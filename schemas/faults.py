@@ -3,6 +3,7 @@
 msgspec names a place inside a table of free names as `[...]`; here each such table is looked into.
 """
 
+import math
 import re
 import types
 from collections.abc import Iterator
@@ -36,6 +37,17 @@ def fault_sentence(value: Any, shape: Any, error: msgspec.ValidationError) -> st
     """Key and reason of the first value that its type refuses, with the value and what may be meant."""
     found = fault(value, shape) or ConfigFault((), str(error))
     return ": ".join(filter(None, (found.key, found.reason)))
+
+
+def not_finite(value: Any, path: tuple[str, ...] = ()) -> str | None:
+    """Dotted key of the first number in a tree that is not finite, which JSON cannot hold; None without."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ConfigFault(path, "").key
+    if isinstance(value, dict):
+        inner = [(str(key), one) for key, one in value.items()]
+    else:
+        inner = [(f"[{at}]", one) for at, one in enumerate(value)] if isinstance(value, list | tuple) else []
+    return next((key for name, one in inner if (key := not_finite(one, (*path, name)))), None)
 
 
 def fault(value: Any, shape: Any, path: tuple[str, ...] = ()) -> ConfigFault | None:

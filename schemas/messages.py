@@ -95,7 +95,20 @@ class VersionRun(msgspec.Struct, frozen=True, kw_only=True):
     version: int
 
 
-class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
+class RoutedExperts(msgspec.Struct, frozen=True, kw_only=True):
+    """Experts to which a mixture's routers sent tokens, in a blob: for each token its layers in order, for
+    each layer its experts. The last sampled token went nowhere yet; those before `first` are known from
+    earlier messages."""
+
+    first: int
+    """Number of the first token in the blob, counted from 0 at the first of `prompt_ids`."""
+    width: int
+    """Experts of one token, over all layers."""
+    blob: BlobRef
+    """Blob with one byte for each expert, or two, the lower first, where a number is over 255."""
+
+
+class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens in, tokens out: exactly what the policy server sampled.
 
     `ids` and `logprobs` have one entry for each sampled token; `prompt_ids`, when the server gives
@@ -110,6 +123,8 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     """All tokens before the first sampled one."""
     versions: tuple[VersionRun, ...] = ()
     """Runs of tokens by the policy version that sampled them."""
+    experts: RoutedExperts | None = None
+    """Experts of the tokens, if the server was asked for them."""
 
 
 class NodeRest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

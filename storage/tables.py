@@ -131,7 +131,7 @@ _DERIVED = {
             "token_ids": pa.list_(INT),
             "images": pa.list_(_IMAGE),
         },
-        frozenset({"ids"}),
+        frozenset({"ids", "first", "width", "blob_sha256"}),
     ),
     "rewards_all": _Derived(_rows(Reward), without=frozenset({"extra_sandboxes", "without_canary"})),
     "llm_calls_all": _Derived(_rows(LLMCall)),

@@ -35,6 +35,38 @@ HARMONY = (
     "{%- else -%}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"
 )
+NEMOTRON_NANO = (  # version 2: its newest answer begins in a thought, of which a message has no field
+    "<SPECIAL_10>System\n\n{%- for m in messages -%}{%- if m.role == 'assistant' -%}"
+    "{%- set words = m.content or '' -%}{%- set end = '\n<SPECIAL_12>\n\n' -%}"
+    "{%- if not loop.last and '</think>' in words -%}{%- set words = words.split('</think>')[1].strip() -%}"
+    "{%- endif -%}{%- if words or not loop.last -%}{{ '<SPECIAL_11>Assistant\n' }}"
+    "{{- '<think>\n\n' if loop.last }}{{- words -}}{{ end if loop.last }}{%- endif -%}"
+    "{%- if m.tool_calls -%}{{ '<SPECIAL_11>Assistant\n' if loop.last else ('\n\n' if words) }}"
+    "{{- '<TOOLCALL>[' -}}{%- for call in m.tool_calls -%}"
+    '{{ \'{"name": "\' + call.function.name + \'", "arguments": \' }}{{ call.function.arguments }}}'
+    "{{- ', ' if not loop.last }}{%- endfor -%}]</TOOLCALL>{{ end if loop.last }}{%- endif -%}"
+    "{{- end if not loop.last }}"
+    "{%- elif m.role == 'tool' -%}"
+    "{{- '<SPECIAL_11>User\n<TOOL_RESPONSE>[' if loop.previtem.role != 'tool' }}{{- m.content }}"
+    "{{- ', ' if loop.nextitem and loop.nextitem.role == 'tool' else ']</TOOL_RESPONSE>\n\n' }}"
+    "{%- else -%}{{ '<SPECIAL_11>User\n' + m.content + '\n' }}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<SPECIAL_11>Assistant\n<think>\n\n' }}{%- endif -%}"
+)
+NEMOTRON_3 = (  # the prompt opens a thought, an answer without one has it empty, earlier ones are dropped
+    "{%- for m in messages -%}{%- if m.role == 'assistant' -%}"
+    "{{ '<|im_start|>assistant\n<think>' }}"
+    "{%- if m.reasoning_content and loop.last -%}{{ '\n' + m.reasoning_content + '\n' }}{%- endif -%}</think>"
+    "{{- '\n' if m.reasoning_content and loop.last }}{{- m.content -}}"
+    "{%- for call in m.tool_calls or [] -%}{{ '\n<tool_call>\n<function=' + call.function.name + '>\n' }}"
+    "{%- for key, value in call.function.arguments.items() -%}{{ '<parameter=' + key + '>\n' }}"
+    "{{- value if value is string else value | tojson }}{{ '\n</parameter>\n' }}{%- endfor -%}"
+    "{{ '</function>\n</tool_call>\n' }}{%- endfor -%}{{ '<|im_end|>\n' }}"
+    "{%- elif m.role == 'tool' -%}{{ '<|im_start|>user\n' if loop.previtem.role != 'tool' }}"
+    "{{ '<tool_response>\n' + m.content + '\n</tool_response>\n' }}"
+    "{%- if not (loop.nextitem and loop.nextitem.role == 'tool') -%}{{ '<|im_end|>\n' }}{%- endif -%}"
+    "{%- else -%}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n<think>\n' }}{%- endif -%}"
+)
 FAMILIES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
     "glm": (
         GLM,
@@ -50,6 +82,18 @@ FAMILIES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
         "<|return|>",
         ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"),
         (),
+    ),
+    "nemotron-nano": (
+        NEMOTRON_NANO,
+        "<SPECIAL_12>",
+        ("<SPECIAL_10>", "<SPECIAL_11>"),
+        ("<TOOLCALL>", "</TOOLCALL>", "<TOOL_RESPONSE>", "</TOOL_RESPONSE>"),
+    ),
+    "nemotron-3": (
+        NEMOTRON_3,
+        "<|im_end|>",
+        ("<|im_start|>",),
+        ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
     ),
 }
 """Template, end token of the tokenizer, special tokens and other added tokens."""

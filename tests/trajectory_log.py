@@ -84,6 +84,7 @@ class Author:
         protected: Protected | None = None,
         messages: Sequence[dict[str, Any]] = (),
         submission: str = "diff",
+        teacher: str | None = None,
     ) -> list[e.Event]:
         """From request to outcome; `messages`, as the chat API has them, in place of a turn a command."""
         rollout = rollout_id(self.campaign, task, "mini-swe-agent", "m", sample, self.streams)
@@ -152,6 +153,7 @@ class Author:
             submission=submission,
             leaf=leaf,
             protected=protected,
+            teacher=teacher,
         )
         if tests is not None:
             graded = Reward(

@@ -18,7 +18,8 @@ from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
 from orchard.configuration.access import AccessError, check_team
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.policy.families import check_directory
+from orchard.pipelines.models.errors import ModelError
+from orchard.pipelines.policy.families import check_directory, has_experts
 from orchard.pipelines.policy.serving import SLOTS
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.engines import ServingEngine
@@ -35,7 +36,7 @@ from orchard.pipelines.rl.runs import (
     without_held_out,
 )
 from orchard.pipelines.rl.scoring import run_rubrics
-from orchard.pipelines.rl.settings import EngineKind, RlSettings
+from orchard.pipelines.rl.settings import BY_PASS_RATE, EngineKind, RlSettings, RouterReplay, TaskPool
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.pipelines.tasks.protection import WITHOUT_LABEL, without_label
 from orchard.processes.signals import die_with_parent
@@ -57,18 +58,17 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT) -> tuple[RunPlan, int]:
     """The run's plan and where its events begin; put into the log now, or there already.
 
-    Raises RunError where the log has another plan under the name, ConfigError for an unknown team.
+    Raises RunError where the log has another plan under the name, ConfigError for an unknown team and for
+    experts that cannot be replayed.
     """
-    team = settings.team or session.principal.team
-    try:
-        check_team(team, session.config.teams)
-    except AccessError as error:
-        raise ConfigError(str(error)) from error
-    settings = msgspec.structs.replace(settings, team=team)
+    _check_replay(session, settings)
     async with session.connection("rl") as connection:
+        await declare(connection, session.config.nats, [])
+        known = await planned(connection, session.blobs, settings.run)
+        team = _team(session, settings, known[0] if known else None)
+        settings = msgspec.structs.replace(settings, team=team)
         queue = Queue(domain=settings.domain, priority=settings.priority, team=team)
         await declare(connection, session.config.nats, [queue], session.config.teams)
-        known = await planned(connection, session.blobs, settings.run)
         if known is not None:
             plan, start = known
             if not planned_by(settings, plan):
@@ -86,6 +86,11 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
             told.note(f"{idle} patterns of `tasks.exclude` name no task of the store")
         if unknown := left_out.pop(WITHOUT_LABEL, 0):
             told.note(without_label(unknown))
+        if pool.measured_in is None and _by_pass_rate(pool):
+            told.note(
+                "no task is left out by its pass rate, as the preset has it: `tasks.measured_in` names the "
+                "campaign that measured"
+            )
         for reason, number in sorted((+left_out).items()):
             told.note(f"{number} tasks are no prompts: {reason}")
         if settings.process is not None:
@@ -106,15 +111,57 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
         return plan, await begin(connection, session.blobs, plan)
 
 
+def _check_replay(session: Session, settings: RlSettings) -> None:
+    """Raises ConfigError for an endpoint that is not asked for the experts that a replay needs."""
+    if settings.router_replay is not RouterReplay.ROLLOUT or settings.engine is EngineKind.VLLM:
+        return  # for vLLM it is an option of the server, not of requests
+    if not _policy_endpoint(session, settings).extra_body.get("return_routed_experts"):
+        raise ConfigError(
+            '`router_replay = "rollout"` needs the experts of each answer: add return_routed_experts = true '
+            f"to extra_body of [endpoints.{settings.endpoint}]"
+        )
+
+
+def _team(session: Session, settings: RlSettings, plan: RunPlan | None) -> str:
+    """Team of the run's rollouts: that of its plan, whoever resumes it. Raises RunError where the settings
+    name another one, ConfigError for one that is not configured."""
+    if plan is not None and settings.team not in ("", plan.team):
+        began = f"with team {plan.team}" if plan.team else "without a team"
+        raise RunError(
+            f"run {settings.run!r} began {began} and cannot change to {settings.team}: leave `team` out, or "
+            "choose another name"
+        )
+    team = settings.team or session.principal.team if plan is None else plan.team
+    try:
+        check_team(team, session.config.teams)
+    except AccessError as error:
+        raise ConfigError(str(error)) from error
+    return team
+
+
+def _by_pass_rate(pool: TaskPool) -> bool:
+    return any(getattr(pool, key) != getattr(TaskPool(), key) for key in BY_PASS_RATE)
+
+
 def check_served(settings: RlSettings) -> None:
-    """Raises ModelError where the policy server does not run the run's model, DatasetError where it cannot
-    serve its chat template."""
+    """Raises ModelError where the policy server does not run the run's model, or the settings ask for experts
+    that it has not; DatasetError where it cannot serve its chat template."""
+    _check_experts(settings)
     if settings.engine is EngineKind.ORCHARD:
         from orchard.pipelines.policy.conversations import Prompts
 
         directory = Path(_newest(settings).path)
         check_directory(directory)
         Prompts.load(directory)
+
+
+def _check_experts(settings: RlSettings) -> None:
+    adapted = settings.lora is not None and settings.lora.experts
+    if (adapted or settings.router_replay) and has_experts(Path(settings.model)) is False:
+        key = "lora.experts" if adapted else "router_replay"
+        raise ModelError(
+            f"{settings.model} has no experts: leave `{key}` out, or train a model such as Qwen3-30B-A3B"
+        )
 
 
 def _newest(settings: RlSettings) -> Newest:

@@ -25,6 +25,7 @@ from orchard.pipelines.datasets.manifest import (
     read_manifest,
     write_manifest,
 )
+from orchard.pipelines.datasets.mixing import check_rows_of_parts
 from orchard.pipelines.datasets.pictured import copy_pictures, encoder_sha256
 from orchard.pipelines.datasets.rows import rows_sha256
 from orchard.pipelines.datasets.settings import DatasetSettings, config_hash
@@ -115,6 +116,13 @@ def build(
     if not manifest.rows:
         _clean(out)
         raise DatasetError(_nothing_left(manifest.counts))
+    try:
+        check_rows_of_parts(settings.mixture, manifest.counts)
+    except DatasetError:
+        for report in reports:
+            shard_path(out, report.index).unlink(missing_ok=True)
+        _clean(out)
+        raise
     for report in reports:
         if not report.rows:
             shard_path(out, report.index).unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from math import floor
 
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.examples import Candidate
+from orchard.pipelines.datasets.rows import Origin
 from orchard.pipelines.datasets.settings import MixturePart
 
 Take = Callable[[Sequence[Candidate], int], Collection[str]]
@@ -26,7 +27,7 @@ def mixed(
     without any from the proportions. Counts those of each part, from 1."""
     of_part: dict[int, list[Candidate]] = {}
     for one in pool:
-        if (place := next((at for at, part in enumerate(parts) if fits(part, one)), None)) is None:
+        if (place := part_of(parts, one)) is None:
             counts["dropped_outside_mixture"] += 1
         else:
             of_part.setdefault(place, []).append(one)
@@ -39,7 +40,12 @@ def mixed(
     return chosen
 
 
-def fits(part: MixturePart, one: Candidate) -> bool:
+def part_of(parts: Sequence[MixturePart], one: Origin) -> int | None:
+    """Index of the first part that a trajectory fits; None without any."""
+    return next((at for at, part in enumerate(parts) if fits(part, one)), None)
+
+
+def fits(part: MixturePart, one: Origin) -> bool:
     wanted = (part.campaigns, part.harnesses, part.models, part.task_sources)
     return all(
         not names or has in names
@@ -69,6 +75,17 @@ def check_parts(parts: Sequence[MixturePart], counts: Mapping[str, int]) -> None
         if not counts.get(f"mixture_{at}"):
             raise DatasetError(
                 f"part {at} of the mixture has no trajectory: change its names, its weight, or the source"
+            )
+
+
+def check_rows_of_parts(parts: Sequence[MixturePart], counts: Mapping[str, int]) -> None:
+    """Raise DatasetError for a part whose trajectories all fell to the filters: the others would be the whole
+    dataset."""
+    for at in range(1, len(parts) + 1):
+        if not counts.get(f"mixture_{at}_rows"):
+            raise DatasetError(
+                f"part {at} of the mixture has no example left of {counts[f'mixture_{at}']:,} trajectories: "
+                "change its names, or the settings of [filters] that left them out"
             )
 
 

@@ -100,9 +100,9 @@ class TemplateProbe:
             self._written([ASK, thought]) != self._written([ASK, self.adapted(said(TEXT, CALLS))])
         )
         """False where the template writes the text beside a call as reasoning, as gpt-oss's does."""
-        opened = _OPENING.search(self.prompt)
-        self.opening = opened[0] if opened and not self.before.startswith(self.prompt) else ""
-        """The beginning of an answer's reasoning that only the generation prompt writes."""
+        self.opening = self._opened()
+        """The beginning of an answer's reasoning that the generation prompt writes, and the template only
+        where it takes all of an answer for reasoning."""
         self.tags = self._reasoning_tags()
         """The texts around reasoning."""
         self.has_tools = self.shows("probe", [ASK], [_TOOL])
@@ -121,6 +121,15 @@ class TemplateProbe:
 
     def shows(self, text: str, messages: Sequence[Message], tools: Tools = ()) -> bool:
         return text in self._written(messages, tools)
+
+    def _opened(self) -> str:
+        opened = _OPENING.search(self.prompt)
+        if opened is None:
+            return ""
+        inside = (
+            not self.has_reasoning and THINK[1] not in opened[0]
+        )  # as Nemotron Nano 2's template writes all
+        return opened[0] if inside or not self.before.startswith(self.prompt) else ""
 
     def _reasoning_tags(self) -> tuple[str, str]:
         text = self._written([ASK, {**said(TEXT), "reasoning_content": WORDS}])

@@ -11,7 +11,7 @@ from orchard.pipelines.domain import presets
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.held_out import HeldOut, listed
 from orchard.pipelines.values.curves import EPS, Convention
-from orchard.schemas.faults import fault_sentence
+from orchard.schemas.faults import fault_sentence, not_finite
 from orchard.schemas.identity import check_name, digest
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.protection import Protected
@@ -216,6 +216,8 @@ def read_settings(file: Path) -> DatasetSettings:
         raise DatasetError(f"{file} is not valid TOML: {error}") from error
     try:
         tree = _over_preset(tree, file)
+        if key := not_finite(tree):
+            raise DatasetError(f"{file}: {key}: this number is not finite: write one that is")
         made = msgspec.convert(tree, DatasetSettings)
         exclude = listed(made.source.exclude, file.parent)
     except TaskError as error:

@@ -13,6 +13,7 @@ import duckdb
 import msgspec
 
 from orchard.pipelines.datasets.examples import Candidate, ExampleDraft, ExampleDrop, draft, finished
+from orchard.pipelines.datasets.mixing import part_of
 from orchard.pipelines.datasets.own_process import end_with_parent
 from orchard.pipelines.datasets.pictured import (
     Tokens,
@@ -79,6 +80,9 @@ class ShardMaker:
         """Write shard `index`. Raises DatasetError, MaskError and the store's errors."""
         counts: Counter[str] = Counter()
         rows = self._rows(candidates, counts)
+        for row in rows:
+            if (part := part_of(self._work.settings.mixture, row)) is not None:
+                counts[f"mixture_{part + 1}_rows"] += 1
         write_rows(shard_path(self._work.out, index), rows)
         return ShardReport(
             index=index,

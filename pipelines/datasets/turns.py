@@ -112,7 +112,9 @@ class TurnWriter:
         if close in self._opening:
             return _EMPTY.sub("", answer)
         if answer.startswith(THINK[0]):
-            return answer.removeprefix(self._opening).removeprefix(THINK[0])
+            answer = answer.removeprefix(self._opening).removeprefix(THINK[0])
+            if self._probe.has_reasoning:
+                return answer
         return answer if answer.lstrip().startswith(close) else CLOSE + answer
 
     def _native(self, message: Message) -> str | None:

@@ -23,6 +23,7 @@ _CONVERSATIONS = (
     "storage/views.py",
     "workers/gateway/forest.py",
     "workers/gateway/wire_types.py",
+    "workers/episode/arguments.py",
     "workers/episode/large_messages.py",
     "workers/episode/prompts.py",
 )

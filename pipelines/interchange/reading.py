@@ -227,8 +227,13 @@ def _trial(file: Path) -> _Trial | None:
 
 
 def _resolved(trial: _Trial | None) -> bool | None:
+    """Whether the trial's verifier found the task solved; None: unknown. Harbor also verifies after an agent
+    whose program failed, which may have had no model to ask: that it solved nothing says nothing."""
     rewards = trial.verifier_result.rewards if trial and trial.verifier_result else None
-    return None if not rewards or "reward" not in rewards else rewards["reward"] == 1
+    if trial is None or not rewards or "reward" not in rewards:
+        return None
+    solved = rewards["reward"] == 1
+    return solved if solved or trial.exception in ("", _TIMED_OUT) else None
 
 
 _Read = Callable[[atif.Content | None, Sequence[str]], tuple[str, tuple[Image, ...], atif.Content | None]]

@@ -5,6 +5,7 @@ probability. With recorded choices (routing replay: https://arxiv.org/abs/2507.1
 https://arxiv.org/abs/2510.11370, equation 7) the same experts are weighed by the weights that train.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,7 +15,9 @@ import torch
 from orchard.pipelines.models.errors import ModelError
 
 Choices = list[torch.Tensor]
-"""The chosen experts of each layer: [tokens, experts of a token], int64."""
+"""The chosen experts of each router: [tokens, experts of a token], int64. In a replay, -1 leaves a token to
+the router."""
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 class Routers:
@@ -22,14 +25,24 @@ class Routers:
     routers of another kind than Qwen's."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._routers: list[Any] = [
-            module for module in model.modules() if type(module).__name__.endswith("TopKRouter")
-        ]
+        found = {
+            name: module
+            for name, module in model.named_modules()
+            if type(module).__name__.endswith("TopKRouter")
+        }
+        self._routers: list[Any] = list(found.values())
         if not self._routers or not all(hasattr(router, "norm_topk_prob") for router in self._routers):
             raise ModelError(
                 f"{type(model).__name__} has no routers whose choices can be replayed: leave "
                 "`router_replay` out, or train a model such as Qwen3-30B-A3B"
             )
+        named = [_LAYER.search(name) for name in found]
+        self.layers = [int(match[1]) if match else number for number, match in enumerate(named)]
+        """The layer of each router, from 0; the layers between are dense."""
+        self.top_k: int = self._routers[0].top_k
+        """Experts of a token in one layer."""
+        self.experts: int = self._routers[0].num_experts
+        """Experts of one layer."""
 
     @contextmanager
     def recording(self) -> Iterator[Choices]:
@@ -47,7 +60,7 @@ class Routers:
     @contextmanager
     def replaying(self, choices: Sequence[torch.Tensor]) -> Iterator[None]:
         """Make each router choose what it chose then, in the backward pass too; the chosen experts are
-        weighed by its own probabilities."""
+        weighed by its own probabilities. A token of which -1 is known chooses by itself."""
         with ExitStack() as hooks:
             for router, chosen in zip(self._routers, choices, strict=True):
                 hooks.enter_context(_removed(router.register_forward_hook(_chooser(chosen))))
@@ -59,10 +72,11 @@ def _chooser(chosen: torch.Tensor) -> Any:
         router: Any, _: Any, output: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         logits = output[0]
-        weights = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
+        taken = torch.where(chosen < 0, output[2], chosen)
+        weights = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, taken)
         if router.norm_topk_prob:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        return logits, weights.to(output[1].dtype), chosen
+        return logits, weights.to(output[1].dtype), taken
 
     return choose
 

@@ -5,6 +5,7 @@ from functools import cache
 import torch
 import torch.nn.functional as functional
 
+from orchard.pipelines.policy.experts import ExpertCache
 from orchard.pipelines.policy.weights import ROWS, Attend, ServedModel
 
 _FINE = 64
@@ -31,6 +32,12 @@ class Cache:
         self._device = model.device
         self._groups = model.heads // model.key_heads
         self._scratch = places - 1
+        self.experts: ExpertCache | None = None
+        """Experts of the tokens that the slots hold; None for a model without."""
+        if model.routers is not None:
+            self.experts = ExpertCache(
+                model.routers, slots=self.slots, places=places, layers=model.layers, device=model.device
+            )
 
     def decoding(self, places: torch.Tensor, seen: int) -> Attend:
         """Attention of one new token in each of the first slots, at its place in `places` [slots], to all
@@ -76,6 +83,8 @@ class Cache:
             kept = first.clone()
             first.copy_(second)
             second.copy_(kept)
+        if self.experts is not None:
+            self.experts.exchange(one, other, places)
 
     def filling(self, pieces: list[tuple[int, int, int]], padding: int) -> Attend:
         """Attention of pieces of sequences, one after another: (slot, first place, tokens) of each.

@@ -85,6 +85,7 @@ class Decoder:
             token.long(),
             positions.expand(3, -1) if self._model.tower else positions,
             self._cache.decoding(place.long(), seen),
+            note=self._cache.experts.decoding(place.long()) if self._cache.experts else None,
         )
         tokens, logprobs = choose(
             self._model.logits(hidden),

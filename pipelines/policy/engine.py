@@ -1,7 +1,7 @@
 """Continuous batching: one thread, one token for every running request a step; requests join and leave
 between steps. Weights are exchanged between two steps. Running requests continue: their tokens so far
 stay, keys and values are computed again with the new weights, and every later token is the new
-version's alone."""
+version's alone. The experts that are reported of a token are those of the pass that read it first."""
 
 import threading
 import time
@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 import torch.nn.functional as functional
 
@@ -107,13 +108,18 @@ class GenerationEngine:
         pictures: Sequence[Shown] = (),
         *,
         scored: bool = False,
+        routed: bool = False,
     ) -> Future[Generated]:
         """Ask for an answer to `prompt`, with the log-probabilities of its own tokens if it is to be
-        `scored`. A cancelled future frees its slot at the next step.
+        `scored`, with the experts of all tokens if `routed`. A cancelled future frees its slot at the next
+        step.
 
         Raises Overloaded or Stopping; ValueError for a prompt with no token, with one the model does not
-        know, with no room for an answer in the context, or whose picture tokens are not those of `pictures`.
+        know, with no room for an answer in the context, or whose picture tokens are not those of `pictures`,
+        and for experts of a model without.
         """
+        if routed and self._cache.experts is None:
+            raise ValueError("this model has no experts to report: leave `return_routed_experts` out")
         if not prompt or min(prompt) < 0 or max(prompt) >= self._model.vocabulary:
             raise ValueError(f"a prompt is one or more token ids below {self._model.vocabulary}")
         room = self.settings.context - len(prompt)
@@ -125,7 +131,7 @@ class GenerationEngine:
         if pictures and self._model.tower is None:
             raise ValueError("the model reads text alone: send no pictures, or serve a model that sees")
         layout = self._model.tower.layout(prompt, pictures) if self._model.tower else None
-        task = RunningRequest(prompt, sampling, ends, layout, scored=scored)
+        task = RunningRequest(prompt, sampling, ends, layout, scored=scored, routed=routed)
         with self._changed:
             if self._draining:
                 raise Stopping
@@ -192,12 +198,20 @@ class GenerationEngine:
     def _exchange_weights(self) -> None:
         while self._exchanges:
             self._model, self.version, done = self._exchanges.popleft()
+            for number, task in self._running():
+                self._keep_experts(number, task)
             self._decoder.exchange(self._model)
             self.figures.reloads += 1
             for slot in self._slots:
                 slot.held = []
             self._read(self._running())
             done.set_result(self.version)
+
+    def _keep_experts(self, number: int, task: RunningRequest) -> None:
+        """Take the experts of a request's tokens out of its slot, where that is asked for."""
+        if task.routed and self._cache.experts is not None:
+            known = sum(map(len, task.experts))
+            task.experts.append(self._cache.experts.read(number, known, len(task.tokens) - 1))
 
     def _admit(self) -> None:
         """Give free slots to waiting requests, up to the prefill limit."""
@@ -268,6 +282,7 @@ class GenerationEngine:
             functional.pad(torch.cat(positions, dim=-1), (0, padding)).to(device),
             self._cache.filling(pieces, padding),
             pictures,
+            self._cache.experts.filling(pieces) if self._cache.experts else None,
         )
         for at, task in scored:
             task.prompt_logprobs = self._scores(
@@ -299,6 +314,7 @@ class GenerationEngine:
             reason = task.take(token, logprob, self.version)
             if reason is not None or task.future.cancelled():
                 self._slots[number].task = None
+                self._keep_experts(number, task)
                 self._finish(task, reason)
         self.figures.running = sum(slot.task is not None for slot in self._slots)
 
@@ -313,6 +329,7 @@ class GenerationEngine:
                     finish_reason=reason,
                     cached=task.cached,
                     prompt_logprobs=task.prompt_logprobs,
+                    experts=np.concatenate(task.experts) if task.experts else None,
                 )
             )
 

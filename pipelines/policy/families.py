@@ -64,6 +64,16 @@ def check_family(config: Mapping[str, Any]) -> None:
     )
 
 
+def has_experts(directory: Path) -> bool | None:
+    """Whether a directory's model is a mixture of experts; None where it does not say what it is."""
+    file = directory / "config.json"
+    if not file.is_file():
+        return None
+    config = _read(file)
+    text = config.get("text_config") or config
+    return any("experts" in name and number for name, number in text.items())
+
+
 def longest(text: Mapping[str, Any]) -> int:
     """Maximum tokens of a sequence, by the configuration of the language model.
 

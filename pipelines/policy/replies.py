@@ -1,10 +1,11 @@
-"""The replies of the policy server: OpenAI's fields, with vLLM's for token ids and Orchard's runs of
-versions."""
+"""The replies of the policy server: OpenAI's fields, with vLLM's for token ids and experts, and Orchard's
+runs of versions."""
 
 from typing import Any
 
 from orchard.pipelines.policy.answers import AssistantMessage
 from orchard.pipelines.policy.conversations import Prompts
+from orchard.pipelines.policy.experts import encoded
 from orchard.pipelines.policy.requests import ChatRequest, CompletionRequest
 from orchard.pipelines.policy.running import Generated
 
@@ -46,6 +47,7 @@ def chat_reply(
                 for token, logprob in zip(generated.ids, generated.logprobs, strict=True)
             ]
         }
+    choice |= _experts(generated)
     reply = _reply("chat.completion", name, created, [choice], [prompt], [generated])
     if request.return_token_ids:
         reply["prompt_token_ids"] = prompt
@@ -83,6 +85,7 @@ def completion_reply(
             choice |= _tokens(generated) | {"prompt_token_ids": prompt}
         if generated.prompt_logprobs is not None:
             choice["prompt_logprobs"] = _scores(prompt, generated.prompt_logprobs)
+        choice |= _experts(generated)
         choices.append(choice)
     return _reply("text_completion", name, created, choices, asked, answers)
 
@@ -124,6 +127,10 @@ def _reply(
 def _tokens(generated: Generated) -> dict[str, Any]:
     versions = [{"start": run.start, "version": run.version} for run in generated.versions]
     return {"token_ids": generated.ids, "policy_versions": versions}
+
+
+def _experts(generated: Generated) -> dict[str, Any]:
+    return {} if generated.experts is None else {"routed_experts": encoded(generated.experts)}
 
 
 def _named(request: ChatRequest | CompletionRequest, prompts: Prompts, token: int) -> str:

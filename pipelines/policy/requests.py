@@ -38,6 +38,8 @@ class _Choosing(msgspec.Struct, kw_only=True):
     sampled them."""
     return_tokens_as_token_ids: bool | None = None
     """Extension of vLLM: log-probabilities name a token `token_id:<n>`."""
+    return_routed_experts: bool | None = None
+    """Extension of SGLang: the experts of all tokens but the last, of a mixture of experts."""
     stream: bool | None = None
     n: int | None = None
     presence_penalty: float | None = None

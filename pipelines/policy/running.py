@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 import msgspec
+import numpy as np
 import torch
 
 from orchard.pipelines.policy.decoding import StepInput
@@ -25,6 +26,8 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the prompt that were not read again."""
     prompt_logprobs: list[float] | None = None
     """Log-probabilities at temperature 1 of the prompt's tokens after the first; None unless asked for."""
+    experts: np.ndarray | None = None
+    """Experts of all tokens but the last, [tokens, layers, experts of a token]; None unless asked for."""
 
 
 class RunningRequest:
@@ -36,6 +39,7 @@ class RunningRequest:
         layout: Layout | None,
         *,
         scored: bool,
+        routed: bool,
     ) -> None:
         self.tokens = list(prompt)
         self.keys = layout.keys if layout else self.tokens
@@ -50,6 +54,9 @@ class RunningRequest:
         self.cached = 0
         self.scored = scored
         self.prompt_logprobs: list[float] | None = [] if scored else None
+        self.routed = routed
+        self.experts: list[np.ndarray] = []
+        """Experts of the first tokens, where these were read again since."""
         self.future: Future[Generated] = Future()
 
     def take(self, token: int, logprob: float, version: int) -> str | None:

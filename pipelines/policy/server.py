@@ -220,7 +220,16 @@ class PolicyServer:
         ends, futures = self._ends(body.stops), list[Future[Generated]]()
         try:
             for prompt, pictures in prompts:
-                futures.append(self._submit(prompt, sampling, ends, pictures, scored=scored))
+                futures.append(
+                    self._submit(
+                        prompt,
+                        sampling,
+                        ends,
+                        pictures,
+                        scored=scored,
+                        routed=bool(body.return_routed_experts),
+                    )
+                )
             return [await asyncio.wrap_future(future) for future in futures]
         except BaseException:
             for future in futures:
@@ -235,9 +244,10 @@ class PolicyServer:
         pictures: Sequence[Shown],
         *,
         scored: bool,
+        routed: bool,
     ) -> Future[Generated]:
         try:
-            return self.engine.submit(prompt, sampling, ends, pictures, scored=scored)
+            return self.engine.submit(prompt, sampling, ends, pictures, scored=scored, routed=routed)
         except ValueError as error:
             code = "context_length_exceeded" if "context length" in str(error) else None
             raise BadRequest(str(error), code) from error

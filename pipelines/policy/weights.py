@@ -6,6 +6,7 @@ are ROWS or more of them.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from orchard.pipelines.models.directories import load_model
+from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.models.picture_tokens import NEVER, never_said
+from orchard.pipelines.models.routers import Choices, Routers
 from orchard.pipelines.policy.families import LENGTH_DEPENDENT, check_family, longest
 from orchard.pipelines.policy.pictures import Features, Tower
 
@@ -74,6 +77,8 @@ class ServedModel:
         """The shapes of its tensors, which new weights must have too."""
         self.recordable = not any(getattr(text, name, 0) for name in ("num_experts", "num_local_experts"))
         """Whether the kernels of a step are the same for all tokens; an expert's depend on who chose it."""
+        self.routers = _routers(self._decoder)
+        """Routers whose choices can be replayed; None where there are none."""
         for module in self._decoder.modules():
             if hasattr(module, "rope_type"):
                 module.rope_type = _still(module.rope_type)
@@ -91,9 +96,11 @@ class ServedModel:
         positions: torch.Tensor,
         attend: Attend,
         pictures: Sequence[tuple[int, Features]] = (),
+        note: Callable[[Choices], None] | None = None,
     ) -> torch.Tensor:
         """The last layer's vectors [tokens, size] of `ids` [tokens] at `positions` [tokens]. In a model that
-        sees, positions are [3, tokens], and `pictures` stand from these tokens on."""
+        sees, positions are [3, tokens], and `pictures` stand from these tokens on. `note` takes what the
+        routers choose."""
         stream = self._decoder.get_input_embeddings()(ids)
         shown = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         for first, seen in pictures:
@@ -102,13 +109,19 @@ class ServedModel:
         deep = zip(*(seen.deep for _, seen in pictures), strict=True)
         added = [torch.cat(layer) for layer in deep]
         given = {"visual_pos_masks": shown[None], "deepstack_visual_embeds": added} if added else {}
-        found = self._decoder(
-            inputs_embeds=stream[None],
-            position_ids=positions.unsqueeze(-2),
-            use_cache=False,
-            attend=attend,
-            **given,
-        )
+        recording: AbstractContextManager[Choices] = nullcontext([])
+        if self.routers is not None and note is not None:
+            recording = self.routers.recording()
+        with recording as choices:
+            found = self._decoder(
+                inputs_embeds=stream[None],
+                position_ids=positions.unsqueeze(-2),
+                use_cache=False,
+                attend=attend,
+                **given,
+            )
+        if note is not None:
+            note(choices)
         vectors: torch.Tensor = found.last_hidden_state[0]
         return vectors
 
@@ -117,6 +130,13 @@ class ServedModel:
         """Logits [rows, vocabulary] in float32."""
         found: torch.Tensor = self._head(hidden).float()
         return found.index_fill_(1, self._unsaid, NEVER) if len(self._unsaid) else found
+
+
+def _routers(model: torch.nn.Module) -> Routers | None:
+    try:
+        return Routers(model)
+    except ModelError:
+        return None
 
 
 def _still(rope: Any) -> Any:

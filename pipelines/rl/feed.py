@@ -24,7 +24,7 @@ from orchard.schemas.groups import (
     PromptSkipped,
 )
 from orchard.schemas.llm_calls import CallKind, LLMCall
-from orchard.schemas.messages import MessageNode, Role, TokenRecord
+from orchard.schemas.messages import MessageNode, Role, RoutedExperts, TokenRecord
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.blobs import BlobStore
 from orchard.streams.records import StoredEvent
@@ -43,9 +43,16 @@ class Feed:
     """Folds events; yields the waiting groups, oldest first."""
 
     def __init__(
-        self, plan: RunPlan, blobs: BlobStore, check: Callable[[TokenSequence], None] = lambda _: None
+        self,
+        plan: RunPlan,
+        blobs: BlobStore,
+        check: Callable[[TokenSequence], None] = lambda _: None,
+        *,
+        routed: bool = False,
     ) -> None:
-        """`check` raises NotSampled for a sequence whose pictures the model cannot be shown."""
+        """`check` raises NotSampled for a sequence that cannot be trained on, such as for pictures that the
+        model cannot be shown. `routed` is whether sequences are to have their tokens' experts."""
+        self._routed = routed
         self.progress = RunProgress(plan)
         self._check = check
         self.sequences_of: dict[str, int] = {}
@@ -157,7 +164,8 @@ class Feed:
             shown = self._shown.get(member.rollout_id, {})
             images = [shown.get(node.node_id, ()) for node in nodes]
             steps = self._steps(member)
-            rows = sequences(records, images, [steps.get(node.node_id, -1) for node in nodes])
+            turns = [steps.get(node.node_id, -1) for node in nodes]
+            rows = await asyncio.to_thread(sequences, records, images, turns, self._experts)
             if not rows:
                 raise NotSampled(f"rollout {member.rollout_id} has no message of the policy")
             found.append(rows)
@@ -190,6 +198,10 @@ class Feed:
                 path.append(at)
             at = parents[at]
         return {name: step for step, name in enumerate(reversed(path))}
+
+    @property
+    def _experts(self) -> Callable[[RoutedExperts], bytes] | None:
+        return (lambda experts: self._blobs.get(experts.blob)) if self._routed else None
 
     async def _record(self, node: MessageNode) -> TokenRecord:
         if node.rest_blob is not None:

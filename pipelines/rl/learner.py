@@ -19,8 +19,9 @@ from orchard.pipelines.rl.baselines import advantages, shaped
 from orchard.pipelines.rl.distillation import token_advantages
 from orchard.pipelines.rl.logprobs import trained_logprobs
 from orchard.pipelines.rl.losses import LossFigures, Tokens, get_loss, rollout_weights
+from orchard.pipelines.rl.replay import RolloutExperts
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
-from orchard.pipelines.rl.settings import RlSettings
+from orchard.pipelines.rl.settings import RlSettings, RouterReplay
 from orchard.pipelines.rl.turn_rewards import turn_advantages
 from orchard.pipelines.sft.adapters import add_adapter
 from orchard.pipelines.sft.attention import use_packed_attention
@@ -63,10 +64,13 @@ class _Row:
     sampled: np.ndarray
     advantages: np.ndarray
     weight: float
+    experts: Rows[bytes]
+    """Of all tokens, as in TokenSequence."""
 
 
 class _Before(NamedTuple):
-    """What the weights before a step make of a pack: log-probabilities, and the experts that they choose."""
+    """What the weights before a step make of a pack: log-probabilities, and the experts that they choose, if
+    these are recorded."""
 
     logprobs: torch.Tensor
     choices: Choices
@@ -134,11 +138,19 @@ class Learner:
         prepare_layers(
             model,
             checkpointing=settings.activation_checkpointing,
-            compiled=compiles(settings, processes.device, replays=settings.router_replay),
+            compiled=compiles(settings, processes.device, replays=settings.router_replay is not None),
         )
         self._routers = Routers(model) if settings.router_replay else None
+        self._experts: RolloutExperts | None = None
+        if settings.router_replay is RouterReplay.ROLLOUT:
+            self._experts = RolloutExperts(model)
         self._passes = shard(model, processes, settings.precision)
         self.optimizer = adam(model.parameters(), settings)
+
+    def check_experts(self, sequence: TokenSequence) -> None:
+        """Raises NotSampled for a sequence without the experts of its rollout, where they are replayed."""
+        if self._experts is not None:
+            self._experts.check(sequence)
 
     def step(self, number: int, batch: Rows[Trained]) -> StepFigures:
         """Do step `number`, counted from 0, on whole groups: `settings.updates` updates of equal size.
@@ -230,7 +242,7 @@ class Learner:
                     own[scored] = np.asarray(turns, dtype=np.float32)[of_token[scored]]
                 if rollout.teacher:
                     own += token_advantages(rollout.teacher[number], sampled)
-                rows.append(_Row(row, sampled, own, weight))
+                rows.append(_Row(row, sampled, own, weight, sequence.experts))
         return rows
 
     def _by_turn(self, batch: Rows[Trained], found: Rows[float]) -> list[list[float]]:
@@ -252,7 +264,7 @@ class Learner:
             pack = self._pack(members)
             known = None if before is None else before[place]
             reference = self._by_reference(pack) if self.settings.loss.kl else None
-            with self._routed(known):
+            with self._routed(members, known):
                 logprobs, spread = trained_logprobs(self.model, pack, self.settings.temperature)
                 tokens = self._tokens(members, logprobs, None if known is None else known.logprobs, reference)
                 if self.settings.loss.entropy:
@@ -272,18 +284,22 @@ class Learner:
         for members in self._packs(rows):
             pack = self._pack(members)
             recording: AbstractContextManager[Choices] = nullcontext([])
-            if self._routers is not None:
+            if self._routers is not None and self._experts is None:
                 recording = self._routers.recording()
-            with recording as choices:
+            with recording as choices, self._routed(members, None):
                 logprobs, _ = trained_logprobs(self.model, pack, self.settings.temperature)
             found.append(_Before(logprobs, choices))
         return found
 
-    def _routed(self, before: _Before | None) -> AbstractContextManager[None]:
-        """Chooses experts as the weights before the step did, where the settings ask for that."""
-        if self._routers is None or before is None:
+    def _routed(self, members: list[_Row], before: _Before | None) -> AbstractContextManager[None]:
+        """Chooses experts as the engine did at the rollout, or as the weights before the step did, where the
+        settings ask for that."""
+        if self._routers is None:
             return nullcontext()
-        return self._routers.replaying(before.choices)
+        if self._experts is not None:
+            told = [(row.experts, len(row.row.input_ids)) for row in members]
+            return self._routers.replaying(self._experts.choices(told, self.processes.device))
+        return nullcontext() if before is None else self._routers.replaying(before.choices)
 
     @torch.no_grad()
     def _by_reference(self, pack: Pack) -> torch.Tensor:

@@ -148,7 +148,10 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.negative < 0:
             raise ValueError(f"negative {self.negative:g} must be 0 or more")
         if self.importance_limit is not None and self.importance_limit <= 0:
-            raise ValueError(f"importance_limit {self.importance_limit:g} must be above 0, or left out")
+            raise ValueError(
+                f"importance_limit {self.importance_limit:g} must be above 0; without such a weight set "
+                'importance_level = "none"'
+            )
         if self.reduction is Reduction.CONSTANT_SUM and self.constant is None:
             raise ValueError(
                 "the reduction constant_sum, as of dr-grpo, divides by `constant`, in tokens: set it, for "

@@ -35,8 +35,11 @@ def write_newest(file: Path, newest: Newest, *, keep: int, best: int | None = No
             shutil.rmtree(other)
 
 
-def write_best(out: Path, version: int) -> None:
-    """Write the name of the best policy."""
+def write_best(out: Path, version: int | None) -> None:
+    """Write the name of the best policy; None deletes the one that an earlier run left there."""
+    if version is None:
+        (out / BEST).unlink(missing_ok=True)
+        return
     best = Newest(version=version, path=str(policy_directory(out, version).absolute()))
     write_whole(out, BEST, msgspec.json.encode(best))
 

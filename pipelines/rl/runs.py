@@ -29,7 +29,7 @@ from orchard.workers.harnesses import planned_harness
 
 _PASS_RATES = """
 select task_id, count(*) filter (resolved) / count(resolved), count(resolved) from rollouts
-where campaign = $campaign and resolved is not null and exit_status <> 'unanswered'
+where campaign = $campaign and resolved is not null and exit_status <> 'unanswered' and teacher is null
 and (len($models) = 0 or list_contains($models, model)) group by task_id
 """
 
@@ -115,6 +115,8 @@ def choose_tasks(store: str, pool: TaskPool, counts: Counter[str]) -> tuple[Task
                 f"campaign {pool.measured_in!r} has no graded rollout{of}: it cannot say what is hard"
             )
         measured = [ref for ref in refs if ref.task_id in rates]
+        if unknown := len(refs) - len(measured):
+            counts["not_measured"] = unknown
         refs = [ref for ref in measured if rates[ref.task_id].rollouts >= pool.measured_rollouts]
         if rare := len(measured) - len(refs):
             counts["measured_too_rarely"] = rare
@@ -195,7 +197,8 @@ class PassRate(NamedTuple):
 def pass_rates(
     tables: duckdb.DuckDBPyConnection, campaign: str, models: Sequence[str] = ()
 ) -> dict[str, PassRate]:
-    """Pass rates of a campaign's tasks, by all models or by those named."""
+    """Pass rates of a campaign's tasks, by all models or by those named; an outcome after a teacher took over
+    is not theirs."""
     found = tables.execute(_PASS_RATES, {"campaign": campaign, "models": list(models)}).fetchall()
     return {task: PassRate(*measured) for task, *measured in found}
 

@@ -7,10 +7,10 @@ compared, too.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from orchard.schemas.messages import TokenRecord
+from orchard.schemas.messages import RoutedExperts, TokenRecord
 
 
 class NotSampled(ValueError):
@@ -33,6 +33,9 @@ class TokenSequence:
     message."""
     images: list[str] = field(default_factory=list)
     """SHA-256 of the pictures whose tokens are in `ids`, in their order: not one for each token."""
+    experts: list[bytes] = field(default_factory=list)
+    """Experts that each token went to at the rollout, packed as in RoutedExperts; empty where they are not
+    known. An empty list: of no token."""
 
     def context(self, ids: Iterable[int]) -> None:
         """Append tokens that the policy read."""
@@ -54,15 +57,20 @@ class TokenSequence:
         self.turns.append(turn)
 
 
+Packed = Callable[[RoutedExperts], bytes]
+"""Reads the blob of a message's experts."""
+
+
 def sequences(
     records: Iterable[TokenRecord],
     images: Sequence[Sequence[str]] | None = None,
     turns: Sequence[int] | None = None,
+    experts: Packed | None = None,
 ) -> list[TokenSequence]:
     """The sequences of one rollout from its sampled messages, in the order in which they were sampled.
 
     `images` are for each message the pictures of its prompt, by their SHA-256. `turns` are the messages'
-    steps; unless given, those from 0 on.
+    steps; unless given, those from 0 on. `experts` reads what the messages' records name, for a replay.
 
     Raises NotSampled for a message whose record lacks its prompt or log-probabilities.
     """
@@ -84,7 +92,41 @@ def sequences(
         else:
             sequence = TokenSequence([])
             found.append(sequence)
+            if experts is not None:
+                sequence.experts = _shared(found[:-1], prompt, shown)
         sequence.context(prompt[len(sequence.ids) :])
         sequence.images = shown
         sequence.sampled(record, turns[number] if turns else number)
+        if experts is not None:
+            _route(sequence, record, experts)
+    return found
+
+
+def _route(sequence: TokenSequence, record: TokenRecord, packed: Packed) -> None:
+    """Add what a record says of the sequence's tokens, up to its own last. What is known of a token already
+    was chosen when it was read first. Raises NotSampled for a blob of another size."""
+    end = len(sequence.ids)
+    sequence.experts += [b""] * (end - len(sequence.experts))
+    if (told := record.experts) is None:
+        return
+    raw, count = packed(told), end - 1 - told.first
+    size = len(raw) // count if count > 0 else 0
+    if size not in (told.width, 2 * told.width) or len(raw) != size * count:
+        raise NotSampled(f"{len(raw)} bytes of routed experts are not those of {count} tokens")
+    for place in range(told.first, end - 1):
+        if not sequence.experts[place]:
+            at = (place - told.first) * size
+            sequence.experts[place] = raw[at : at + size]
+
+
+def _shared(earlier: Sequence[TokenSequence], prompt: Sequence[int], shown: Sequence[str]) -> list[bytes]:
+    """Experts of the tokens with which an earlier sequence begins alike: they are kept once."""
+    found: list[bytes] = []
+    for sequence in earlier:
+        if sequence.images != shown[: len(sequence.images)]:
+            continue
+        pairs = enumerate(zip(sequence.ids, prompt, strict=False))
+        same = next((at for at, (a, b) in pairs if a != b), min(len(sequence.ids), len(prompt)))
+        if same > len(found):
+            found = sequence.experts[:same]
     return found

@@ -74,6 +74,10 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seed of the draw that `per_repo` and `limit` make."""
 
 
+BY_PASS_RATE = ("above", "at_most", "measured_rollouts", "measured_models")
+"""Settings of the pool that act only with `measured_in`."""
+
+
 class EngineKind(StrEnum):
     """The program that serves the policy."""
 
@@ -81,6 +85,15 @@ class EngineKind(StrEnum):
     """`orchard serve-policy`, which `orchard rl` starts where the endpoint is on this machine."""
     SGLANG = "sglang"
     VLLM = "vllm"
+
+
+class RouterReplay(StrEnum):
+    """Where the experts come from that the routers of a mixture choose in training."""
+
+    UPDATES = "updates"
+    """From the weights before the step, in all of its updates. `true` means the same."""
+    ROLLOUT = "rollout"
+    """From the engine, which chose them at the rollout."""
 
 
 class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,9 +151,9 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Optimizer steps of the run."""
     updates: Count = 1
     """Optimizer updates from the rollouts of one step."""
-    router_replay: bool = False
-    """Whether the experts of a mixture of experts are chosen in all updates of a step as by the weights
-    before it."""
+    router_replay: RouterReplay | None = None
+    """Experts of a mixture of experts in training: `updates`, as the weights before the step choose them;
+    `rollout`, as the engine chose them at the rollout; None: as the trained weights choose them."""
     ahead: Annotated[int, msgspec.Meta(ge=0)] = 1
     """Number of later steps whose rollouts may run while one trains."""
     oversample: Annotated[float, msgspec.Meta(ge=1)] = 1.25
@@ -218,16 +231,25 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
         given["keep_degenerate"] = False  # a preset's, of groups of N as they come
     if given.get("engine") == EngineKind.SGLANG and given.get("lora") is not None:
         raise TrainingError("SGLang takes whole policies: leave `lora` out, or serve with vLLM")
+    given["router_replay"] = _replay(given.get("router_replay"))
     given["loss"] = with_recipe(tree.get("loss", {}), preset.get("loss", {}))
     settings = converted(given, RlSettings)
     _check_objective(settings)
+    _check_overlong(settings)
+    by_rate = [name for name in BY_PASS_RATE if name in tree.get("tasks", {})]
+    if by_rate and settings.tasks.measured_in is None:
+        raise TrainingError(
+            f"`tasks.{by_rate[0]}` chooses by pass rate, and no campaign says what that is: name one in "
+            f"`tasks.measured_in`, or leave `tasks.{by_rate[0]}` out"
+        )
     if (settings.frugal is not None) != (method == "frugal"):
         raise TrainingError(
             'the table `frugal` belongs to `method = "frugal"`: set it, or leave the table out'
         )
-    if settings.router_replay and settings.updates == 1:
+    if settings.router_replay is RouterReplay.UPDATES and settings.updates == 1:
         raise TrainingError(
-            "`router_replay` acts in a step's later updates, and `updates` is 1: raise it, or leave it out"
+            '`router_replay = "updates"` acts in a step\'s later updates, and `updates` is 1: raise it, or '
+            "set another `router_replay`"
         )
     if bool(settings.eval_every) != bool(settings.eval_tasks):
         raise TrainingError("`eval_every` and `eval_tasks` belong together: set both, or neither")
@@ -237,6 +259,27 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
             f"{settings.staleness}, old are dropped: lower it"
         )
     return settings
+
+
+def _replay(given: Any) -> Any:
+    """The name of what `router_replay` was when it was true or false."""
+    if isinstance(given, bool):
+        return RouterReplay.UPDATES if given else None
+    return given
+
+
+def _check_overlong(settings: RlSettings) -> None:
+    """Raises TrainingError for a penalty that no rollout can get."""
+    overlong = settings.overlong
+    steps = settings.budget.steps if settings.curriculum is None else settings.curriculum.steps
+    if overlong is None or not steps:
+        return
+    start, most = overlong.limit - overlong.buffer, steps * settings.max_tokens
+    if start >= most:
+        raise TrainingError(
+            f"`overlong` acts from {start:,} tokens on, and the policy says at most {most:,} in a rollout "
+            f"({steps} answers of `max_tokens`): lower `overlong.limit`, or leave `overlong` out"
+        )
 
 
 def _check_objective(settings: RlSettings) -> None:
@@ -331,6 +374,8 @@ def settings_hash(settings: RlSettings) -> str:
     for name in ("lora", "pack_tokens", "unanswered", "untrained", "overlong", "router_replay"):
         if not told[name]:
             del told[name]
+    if settings.router_replay is RouterReplay.UPDATES:
+        told["router_replay"] = True  # as in runs of before it had names
     if settings.compile is None:
         del told["compile"]
     del told["engine"], told["team"]  # who samples, in whose slots, does not change what is made of it

@@ -26,7 +26,7 @@ from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_best, write_newest
 from orchard.pipelines.rl.scoring import VERDICTS, TurnScores, run_rubrics
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
-from orchard.pipelines.rl.settings import RlSettings, settings_hash
+from orchard.pipelines.rl.settings import RlSettings, RouterReplay, settings_hash
 from orchard.pipelines.rl.stepping import Chosen, Limits, RunStopped, Steps, unprotected
 from orchard.pipelines.rl.teacher import TeacherScores, check_tokenizer
 from orchard.pipelines.sft.checkpoints import Checkpoints, whole_weights
@@ -97,7 +97,7 @@ class RlTrainer:
         self._processor = processor_of(model, settings.model)
         eyes = eyes_of(model, self._processor, blobs.read)
         self._sees = sees(eyes)
-        self._feed = Feed(plan, blobs, self._check)
+        self._feed = Feed(plan, blobs, self._check, routed=settings.router_replay is RouterReplay.ROLLOUT)
         limits = Limits(settings.staleness, settings.context, contrast=bool(settings.outcome_weight))
         self._scores = self._scoring(blobs)
         self._endpoint, self._restored = teacher, asyncio.Event()
@@ -113,8 +113,8 @@ class RlTrainer:
         self._engines = tuple(engines) if processes.first else ()
         self._newest: Newest | None = None
         """Policy that the engines are to serve: OUT may still name a policy of an earlier run."""
-        self._best: int | None = None
-        """Policy version that OUT names as the best."""
+        self._best: int | None = -1
+        """Policy version that OUT names as the best; -1: OUT may still name one of an earlier run."""
         self._refused: Counter[ServingEngine] = Counter()
         """Times in a row that each engine refused that policy."""
         self._tokenizer = load_tokenizer(settings.model)
@@ -400,13 +400,23 @@ class RlTrainer:
         return await self._publisher.event(event) if self._processes.first else 0
 
     def _check(self, row: TokenSequence) -> None:
-        """Raise NotSampled for tokens that this run did not sample, or that the model cannot be shown."""
+        """Raise NotSampled for tokens that this run did not sample, or that the model cannot be shown;
+        RunStopped where the first step already lacks the experts that are to be replayed."""
         if (newest := max(row.versions)) > self._state.step:
             raise NotSampled(
                 f"a token names policy version {newest} and the run has made {self._state.step}: its engine "
                 "served another run, or the run before it of the same name"
             )
         self._sees(row)
+        try:
+            self._learner.check_experts(row)
+        except NotSampled as error:
+            if self._state.step:
+                raise
+            raise RunStopped(
+                f"run {self.plan.name!r} stops before its first step: {error}; what it sampled trains "
+                "without, an engine that reports experts needs a run of another name"
+            ) from error
 
     async def _announce(self) -> None:
         """Name the newest policy for a server that starts, and give it to running ones."""
@@ -425,7 +435,7 @@ class RlTrainer:
     async def _name_best(self) -> None:
         """Name the best of the evaluated policies, which stays on disk."""
         best = self._feed.progress.best
-        if best is not None and best != self._best and self._processes.first:
+        if best != self._best and self._processes.first:
             await asyncio.to_thread(write_best, self._out, best)
             self._best = best
 

@@ -74,12 +74,19 @@ def check_rows(rows: Sequence[TokenRow], *, context: int, vocabulary: int, sees:
 
 
 def check_objective(manifest: Manifest, settings: SftSettings) -> None:
-    """Raise TrainingError for a dataset of preferences that would be imitated, failures and all."""
+    """Raise TrainingError for a dataset of preferences that would be imitated, failures and all, and where
+    `dpo` would hold the good turns of failures, which other datasets train, for the worse ones."""
     preferences = msgspec.json.decode(manifest.config).get("selection", {}).get("preferences")
     if preferences and settings.dpo is None:
         raise TrainingError(
             f"the dataset {manifest.name} has failures to be told from successes, and nothing would tell "
             "them apart: set `dpo = {}`, or build a dataset without `selection.preferences`"
+        )
+    if settings.dpo is not None and not preferences:
+        raise TrainingError(
+            f"`dpo` needs a dataset of preferences and {manifest.name} is none, the turns of failures that "
+            "train in it are their good ones: build it with `selection = { preferences = 4 }`, or leave out "
+            "`dpo`"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from orchard.pipelines.domain import presets
-from orchard.schemas.faults import fault_sentence
+from orchard.schemas.faults import fault_sentence, not_finite
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Unit
 from orchard.schemas.toml_text import parsed_toml
@@ -170,6 +170,8 @@ def over_preset(tree: dict[str, Any], presets: dict[str, dict[str, Any]]) -> dic
 
 def converted(tree: dict[str, Any], kind: type[S]) -> S:
     """Convert a whole tree to settings of a kind. Raises TrainingError."""
+    if key := not_finite(tree):
+        raise TrainingError(f"{key}: this number is not finite: write one that is")
     try:
         settings = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:

@@ -2,17 +2,20 @@
 beside it. Pure but for reading.
 """
 
+import re
+import shlex
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 
-from orchard.pipelines.tasks.compose_services import BesideService, read_beside, variables
+from orchard.pipelines.tasks.compose_services import BesideService, read_beside
+from orchard.pipelines.tasks.compose_variables import interpolated, variables
+from orchard.pipelines.tasks.task_directory import is_variable
 
 _OF_THE_CONTAINER = (
     *(
-        "command",
         "container_name",
         "depends_on",
         "deploy",
@@ -32,14 +35,20 @@ class _Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dockerfile: str = "Dockerfile"
 
 
+_RUNNER = "${T_BENCH_"
+"""Begins what Terminal-Bench's own runner sets, which has no meaning here."""
+_SHELLS = ("sh", "bash")
+_LOOP = re.compile(r"while (true|:); do sleep \w+; done")
+
 _MAIN = ("main", "client")
 """Names of the service that is the agent's, in Harbor and in Terminal-Bench."""
 
 
 class _Main(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     build: str | _Build | None = None
+    command: str | list[str] | None = None
     image: str | None = None
-    environment: dict[str, str | int | float | None] | list[str] | None = None
+    environment: dict[str, str | int | float | bool | None] | list[str] | None = None
     network_mode: str | None = None
     user: str | int | None = None
     volumes: list[Any] | None = None
@@ -83,14 +92,46 @@ def read_service(path: Path) -> ComposeService:
         wrong.append(f"the image {main.image}")
     if any(not str(each).startswith("${") for each in main.volumes or ()):  # those are for logs
         wrong.append("volumes")
+    if main.command is not None and not _waits(main.command):
+        wrong.append(f"the command {main.command!r}")
     if main.network_mode == "none" and beside:
         wrong.append("services beside one without a network")
     if wrong:
         raise ValueError(f"{path.name} asks for {' and '.join(wrong)}, which a sandbox here does not have")
+    given = {key: value for key, value in variables(main.environment).items() if _RUNNER not in value}
+    said = ("" if each is None else str(each) for each in (main.working_dir, main.user))
+    try:
+        environment = {key: interpolated(value) for key, value in given.items()}
+        workdir, user = map(interpolated, said)
+    except ValueError as error:
+        raise ValueError(f"{path.name}, service {name}: {error}") from error
+    if odd := next((key for key in environment if not is_variable(key)), None):
+        raise ValueError(f"{path.name}: variable {odd!r} cannot be set by a shell: use letters, digits and _")
     return ComposeService(
         networked=main.network_mode != "none",
-        environment=variables(main.environment),
-        workdir=main.working_dir or "",
-        user="" if main.user is None else str(main.user),
+        environment=environment,
+        workdir=workdir,
+        user=user,
         beside=beside,
     )
+
+
+def _waits(command: str | list[str]) -> bool:
+    """Whether the command only keeps a container alive, which a sandbox needs not."""
+    words = shlex.split(command) if isinstance(command, str) else command
+    if len(words) == 3 and _program(words) in _SHELLS and words[1] in ("-c", "-lc"):
+        if _LOOP.fullmatch(words[2].strip()):
+            return True
+        words = shlex.split(words[2])
+    if words[:1] == ["exec"]:
+        words = words[1:]
+    program, arguments = _program(words), words[1:]
+    return (
+        (program in (*_SHELLS, "cat", "") and not arguments)
+        or (program == "sleep" and len(arguments) == 1)
+        or (program == "tail" and arguments in (["-f", "/dev/null"], ["-F", "/dev/null"]))
+    )
+
+
+def _program(words: list[str]) -> str:
+    return PurePosixPath(words[0]).name if words else ""

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from orchard.pipelines.tasks.compose_variables import interpolated, variables
 from orchard.schemas.tasks import TaskService
 
 _KEPT = (
@@ -20,14 +21,11 @@ _KEPT = (
     *("stop_grace_period", "stop_signal", "tty"),
 )
 """Keys about the keeping of a container."""
-_VARIABLE = re.compile(r"\$\$|\$\{(?P<name>\w+)(?::?-(?P<default>[^}]*))?\}|\$(?P<plain>\w+)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PARTS = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _ENDED = "service_completed_successfully"
 _READY_SECONDS = 60.0
 """Time that a service without a healthcheck has to listen at its ports, or to end."""
-
-Environment = Mapping[str, str | int | float | bool | None] | Sequence[str]
 
 
 class _Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,13 +117,6 @@ def read_beside(services: Mapping[str, Any], path: Path) -> tuple[BesideService,
     return tuple(_service(name, given[name], path, ends=name in ends) for name in order)
 
 
-def variables(environment: Environment | None) -> dict[str, str]:
-    """Variables in either form; one without a value is empty."""
-    if not isinstance(environment, Mapping):
-        environment = dict(each.partition("=")[::2] for each in environment or ())
-    return {name: "" if value is None else _plain(value) for name, value in environment.items()}
-
-
 def _service(name: str, given: _Beside, path: Path, *, ends: bool) -> BesideService:
     def wrong(why: str) -> NoReturn:
         raise ValueError(f"{path.name}, service {name}: {why}")
@@ -172,19 +163,6 @@ def _service(name: str, given: _Beside, path: Path, *, ends: bool) -> BesideServ
         entrypoint=entrypoint,
         command=command,
     )
-
-
-def interpolated(text: str) -> str:
-    """The text as compose reads it. Raises ValueError for a variable of the machine without a default."""
-
-    def value(found: re.Match[str]) -> str:
-        if found[0] == "$$":
-            return "$"
-        if found["default"] is None:
-            raise ValueError(f"{found[0]} is taken from the machine that runs it: write a plain value")
-        return found["default"]
-
-    return _VARIABLE.sub(value, text)
 
 
 def _words(said: str | list[str] | None) -> tuple[str, ...] | None:
@@ -236,7 +214,3 @@ def _range(text: str) -> Iterator[int]:
     if protocol not in ("", "tcp") or not first.isdigit() or not (last or first).isdigit():
         raise ValueError(f"the port {text!r} is no TCP port, and only those are reached")
     yield from range(int(first), int(last or first) + 1)
-
-
-def _plain(value: str | float | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -18,7 +18,6 @@ from orchard.pipelines.tasks.compose_files import ComposeService, read_service
 from orchard.pipelines.tasks.compose_services import BesideService
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.harbor_artifacts import ARTIFACTS
-from orchard.pipelines.tasks.harbor_definition import without_host
 from orchard.pipelines.tasks.harbor_directories import HARBOR, read_harbor
 from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.pipelines.tasks.task_directory import Directory, contents, is_variable, labels, placed
@@ -310,9 +309,7 @@ def _terminal_bench(path: Path) -> Directory:
         variables={"TEST_DIR": "/tests"},
         timeout_seconds=given.max_test_timeout_sec,
         asks=asks,
-        environment=without_host(
-            {name: value for name, value in service.environment.items() if "${T_BENCH_" not in value}
-        ),  # what Terminal-Bench's own runner sets has no meaning here
+        environment=service.environment,
         user=service.user,
         tests_user=service.user,
         context=path,

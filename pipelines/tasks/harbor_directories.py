@@ -165,7 +165,7 @@ def _read(
         solve_command="chmod -R 755 /solution/* && bash -c /solution/solve.sh",
         variables=without_host(given.verifier.env),
         solution_variables={"DEBIAN_FRONTEND": "noninteractive", **without_host(given.solution.env)},
-        environment=without_host({**service.environment, **environment.env}),
+        environment=service.environment | without_host(environment.env),
         timeout_seconds=given.verifier.timeout_sec,
         asks=_asked(network, given.agent.timeout_sec, _creation_seconds(given)),
         image=environment.docker_image or "",

@@ -130,14 +130,16 @@ def test_who_has_to_be_stopped() -> None:
     assert excess({"a": DiskUsage(5), "b": DiskUsage(10)}, LIMITS, plenty) == {}
     assert excess({}, LIMITS, Space(total=SMALL, free=0, files=0)) == {}
     over = excess({"a": DiskUsage(5, 101), "b": DiskUsage(5, 100)}, DiskLimits(2**30, 100), plenty)
-    assert over == {"a": "it made 101 files and directories, and 100 is the limit"}
+    assert over == {"a": ("disk_limit", "it made 101 files and directories, and 100 is the limit")}
 
 
 def test_of_a_disk_that_is_nearly_full_the_largest_goes() -> None:
     full = Space(total=100 * SMALL, free=RESERVE - 1, files=SMALL)
     assert scarce(full) and scarce(Space(total=100 * SMALL, free=SMALL, files=RESERVE - 1))
-    assert excess({"a": DiskUsage(5), "b": DiskUsage(7)}, LIMITS, full).keys() == {"b"}
-    assert excess({"a": DiskUsage(5), "b": DiskUsage(11)}, LIMITS, full).keys() == {"b"}
+    [(place, stopped)] = excess({"a": DiskUsage(5), "b": DiskUsage(7)}, LIMITS, full).items()
+    assert (place, stopped.reason) == ("b", "evicted"), "within its limits: who filled the disk is not known"
+    [(place, stopped)] = excess({"a": DiskUsage(5), "b": DiskUsage(11)}, LIMITS, full).items()
+    assert (place, stopped.reason) == ("b", "disk_limit")
 
 
 def test_a_small_disk_may_be_filled() -> None:

@@ -14,7 +14,9 @@ import pytest
 pytest.importorskip("torch")
 
 from examples import steps
+from examples.domains.judging import drawn_steps, told_choices
 from examples.run import FOLDER, OWN, do_step, example, filled
+from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.evaluation.suite import read_suite
@@ -122,6 +124,27 @@ async def test_each_file_that_a_step_writes_is_one_that_its_command_reads(
             )
             msgspec.convert(settings, DatasetSettings)
     assert len(read) == sum(step["do"] in WRITING for step in made.steps) + (name == "matrix")
+
+
+def test_a_choice_has_a_score_for_each_seed_or_one_for_all() -> None:
+    found = {"random": ["20%", "20%", "20%"], "rerank": ["30%", "40%", "30%"]}
+    assert told_choices(found, "of 90 tasks") == "random: 20%; rerank: 30%, 40%, 30%; of 90 tasks"
+
+
+def test_steps_to_measure_are_the_same_whatever_other_rollouts_there_are() -> None:
+    drawn = {name: drawn_steps(f"0:{name}", 8, 3) for name in ("a", "b", "c")}
+    assert drawn == {name: drawn_steps(f"0:{name}", 8, 3) for name in ("c", "a", "b")}
+    assert all(len({*steps}) == 3 and max(steps) < 7 for steps in drawn.values())
+    assert drawn_steps("0:a", 2, 3) == [0]
+
+
+async def test_an_endpoint_that_is_not_there_is_told_before_anything_runs(tmp_path: Path) -> None:
+    made, values = example("rubric", str(tmp_path), endpoint="mine")
+    made.session = Session(made.config)
+    first = made.steps[0]
+    with pytest.raises(ConfigError, match="no endpoint is named 'mine': choose one of policy, rules"):
+        await do_step(made, first, values)
+    await do_step(made, first, values | {"endpoint": "rules"})
 
 
 def test_placeholders() -> None:

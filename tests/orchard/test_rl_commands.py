@@ -6,10 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from orchard.pipelines.rl.coordinator import RunError
+from orchard.pipelines.rl.settings import read_settings
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.processes import rl_run
 from orchard.workers.llm.settings import EndpointSettings
+from tests.orchard.test_teacher_refused import registered
 from tests.pipelines.rl.written_log import run_settings
+
+__all__ = ["registered"]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,45 @@ def test_a_model_that_no_server_runs_is_refused_before_anything_is_queued(comman
     assert "runs models of Gemma 3 (text), Llama, " in (said := " ".join(done.stderr.split()))
     assert "and this is mamba: serve it with vLLM" in said
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    "key", ["lora = { experts = true }", "router_replay = true\nupdates = 2", 'router_replay = "rollout"']
+)
+def test_experts_of_a_dense_model_are_refused_before_anything_is_queued(command_line, tmp_path, key):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    file = tmp_path / "run.toml"
+    file.write_text(f'run = "r"\nmodel = "{tmp_path}"\nout = "{tmp_path}/out"\n{key}\n')
+    done = command_line("rl", str(file), store=tmp_path / "store")
+    assert done.returncode == 1
+    assert "has no experts: leave `" in " ".join(done.stderr.split())
+    assert not (tmp_path / "store").exists()
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts": 4}')
+    rl_run._check_experts(read_settings(file))
+
+
+class Notes:
+    """A reporter that keeps what it is told."""
+
+    def __init__(self):
+        self.said = []
+
+    def note(self, text, *_):
+        self.said.append(text)
+
+    def progress(self, *_, **__):
+        pass
+
+
+@pytest.mark.long
+async def test_a_preset_that_chooses_by_pass_rate_says_that_no_campaign_measured_it(registered, tmp_path):
+    (tmp_path / "run.toml").write_text(
+        f'run = "r"\npreset = "swe"\nharness = "orchard-bash"\nmodel = "m"\nout = "{tmp_path}/out"\n'
+        "tasks = { unproven = true }\n"
+    )
+    settings, notes = read_settings(tmp_path / "run.toml"), Notes()
+    await rl_run.enter(registered, settings, notes)
+    assert "no task is left out by its pass rate" in " ".join(notes.said)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 
-def tiny_moe(vocabulary: int, seed: int = 0) -> Qwen3MoeForCausalLM:
-    """Two layers of eight experts, of which two see a token; routers are spread widely enough to move."""
+def tiny_moe(vocabulary: int, seed: int = 0, **changes: object) -> Qwen3MoeForCausalLM:
+    """Two layers of eight experts, of which two see a token; routers are spread widely enough to move.
+    `changes` are of the configuration."""
     config = Qwen3MoeConfig(
         vocab_size=vocabulary,
         hidden_size=32,
@@ -19,6 +20,7 @@ def tiny_moe(vocabulary: int, seed: int = 0) -> Qwen3MoeForCausalLM:
         num_experts_per_tok=2,
         norm_topk_prob=True,
     )
+    config.update(changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3MoeForCausalLM(config).eval()

@@ -19,7 +19,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from orchard.injector.agent.output import BoundedOutput
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.sandboxes import OUTPUT_LIMIT
 from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge
@@ -103,6 +105,8 @@ class SubprocessMachine:
         self.commands: list[str] = []
         self.takes: float | None = None
         """Seconds that each command says it took; None: as long as it did."""
+        self.keeps = OUTPUT_LIMIT
+        """Bytes that are kept of a command's output."""
         self.scratch: set[Path] = set()
         self.written: set[Path] = set()
 
@@ -135,14 +139,14 @@ class SubprocessMachine:
             start_new_session=True,
             user=user,
         )
-        collected = bytearray()
+        collected = BoundedOutput(self.keeps)
 
         async def talk() -> None:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write((stdin or "").encode())
             process.stdin.close()
             while chunk := await process.stdout.read(65536):
-                collected.extend(chunk)
+                collected.add(chunk)
 
         timed_out = False
         try:
@@ -153,7 +157,8 @@ class SubprocessMachine:
             os.killpg(process.pid, signal.SIGKILL)
         returncode = await process.wait()
         return CommandOutcome(
-            output=collected.decode(errors="replace"),
+            output=collected.text(),
+            cut=collected.total > self.keeps,
             returncode=-1 if timed_out else returncode if returncode >= 0 else 128 - returncode,
             seconds=time.monotonic() - started if self.takes is None else self.takes,
             timed_out=timed_out,

@@ -13,6 +13,7 @@ import msgspec
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import Budget, RolloutRequest
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
+from orchard.schemas.messages import Role
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.tasks import StageChecks, Task, TaskStage, graded_in_place
 from orchard.streams.records import StoredEvent
@@ -288,6 +289,8 @@ class Attempt:
                 result = await self._unanswered(episode)
             if episode.world is not None:
                 messages = self._trace.messages(result.leaf)
+                if messages and messages[-1]["role"] == Role.ASSISTANT.value:  # without words for endpoints
+                    messages[-1]["content"] = self._trace.path(result.leaf)[-1].content
                 result = replace(result, submission=await episode.world.hand_in(result.exit_status, messages))
             return result
         except LimitExceeded as error:

@@ -22,6 +22,8 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
     out_of_memory: bool = False
     """Whether the kernel killed a process of the sandbox for memory meanwhile, the command itself or another
     one."""
+    cut: bool = False
+    """Whether the middle of the output is left out, as it was more than is kept."""
     pictures: tuple[Picture, ...] = ()
     """Pictures that the model is shown with the text."""
 

@@ -20,6 +20,7 @@ from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.pictures import Picture, PictureStore
 from orchard.workers.episode.prompts import ModelPrompt, chat_messages, newest, url_part
 from orchard.workers.episode.replay_record import ReplayRecord
+from orchard.workers.episode.routed_nodes import with_experts
 from orchard.workers.episode.totals import Totals, used_by
 from orchard.workers.failures import storing
 from orchard.workers.llm.answers import Completion
@@ -258,7 +259,7 @@ class MessageTree:
         return None
 
     async def _answer(self, parent: str, completion: Completion) -> MessageNode:
-        return await self._made(
+        node = await self._made(
             parent,
             Role.ASSISTANT,
             completion.text,
@@ -266,6 +267,12 @@ class MessageTree:
             tool_calls=completion.tool_calls,
             tokens=completion.tokens,
         )
+        if completion.experts is None:
+            return node
+        with storing():
+            return await asyncio.to_thread(
+                with_experts, node, completion.experts, self.path(parent), self._blobs
+            )
 
     async def _append(self, parent: str | None, role: Role, content: str, **more: Any) -> str:
         return await self._keep(await self._made(parent, role, content, **more))

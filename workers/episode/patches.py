@@ -1,9 +1,14 @@
 """Captures the state that an agent leaves behind in a repository as a patch."""
 
+import logging
 import secrets
 
+from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
 from orchard.workers.episode.machine import FileTooLarge, Machine
+from orchard.workers.failures import InfrastructureError
+
+log = logging.getLogger(__name__)
 
 LARGEST_DIFF = 32 * 1024 * 1024
 """Largest patch that is taken, in bytes."""
@@ -30,10 +35,13 @@ ISOLATED_GIT = {
 """Environment for git without the configuration of a machine or user, without hooks and monitors."""
 
 _LEFT_BEHIND = """\
-mkdir -p "$SCRATCH" && git add -A && git -c diff.noprefix=false -c diff.mnemonicPrefix=false \
+mkdir -p "$SCRATCH" && index="$(git rev-parse --git-path index)" && export GIT_INDEX_FILE="$SCRATCH/index" \
+&& { [ ! -e "$index" ] || cp -p "$index" "$GIT_INDEX_FILE"; } && git add -A \
+&& git -c diff.noprefix=false -c diff.mnemonicPrefix=false \
 diff --cached --binary --no-color --no-ext-diff --no-textconv "$BASE" > "$SCRATCH/left.diff" \
 && [ "$(wc -c < "$SCRATCH/left.diff")" -le "$LARGEST" ]
 """
+"""An index of its own, since a git that was killed may have left the repository's locked."""
 
 
 async def state_left_behind(machine: Machine, task: Task, *, timeout: float) -> str:
@@ -41,7 +49,8 @@ async def state_left_behind(machine: Machine, task: Task, *, timeout: float) -> 
 
     Empty if git cannot tell, as after an agent has removed the repository or left more than LARGEST_DIFF
     bytes behind: that is the agent's doing, also if one of its processes enlarges the file afterwards.
-    `timeout` in seconds. Raises the machine's InfrastructureError.
+    `timeout` in seconds. Raises the machine's InfrastructureError, and SANDBOX_UNAVAILABLE or
+    SANDBOX_OUT_OF_MEMORY if git had too little time or memory.
     """
     scratch = f"/tmp/orchard-left-{secrets.token_hex(8)}"
     env = {
@@ -52,6 +61,10 @@ async def state_left_behind(machine: Machine, task: Task, *, timeout: float) -> 
     }
     outcome = await machine.run(_LEFT_BEHIND, timeout=timeout, cwd=task.workdir, env=env)
     if outcome.returncode != 0:
+        if outcome.timed_out or outcome.out_of_memory:
+            cause = AbortCause.SANDBOX_UNAVAILABLE if outcome.timed_out else AbortCause.SANDBOX_OUT_OF_MEMORY
+            raise InfrastructureError(cause, f"git could not tell what was changed: {outcome.output[-300:]}")
+        log.warning("no patch is taken, as git cannot tell what was changed: %s", outcome.output[-300:])
         return ""
     try:
         return (await machine.read(f"{scratch}/left.diff", limit=LARGEST_DIFF)).decode("utf-8", "replace")

@@ -4,7 +4,8 @@ import msgspec
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
-from orchard.workers.episode.machine import Machine
+from orchard.workers.episode.machine import CommandOutcome, Machine
+from orchard.workers.episode.networks import SHUT, asked
 from orchard.workers.failures import InfrastructureError
 
 SOLUTION = "/tmp/orchard-solution"
@@ -12,24 +13,33 @@ SOLUTION = "/tmp/orchard-solution"
 
 
 async def prepare(task: Task, machine: Machine, timeout: float) -> None:
-    """Runs the task's set-up commands, within `timeout` seconds for all of them.
-
-    Raises INVALID_REQUEST if they fail: no model has done anything yet, and another attempt would not help;
-    SANDBOX_OUT_OF_MEMORY if they need more memory.
-    """
+    """Runs the task's set-up commands, within `timeout` seconds for all of them. Raises as `failed_set_up`
+    says if they fail: no model has done anything yet."""
     if not task.setup_commands:
         return
     script = "set -e\n" + "\n".join(task.setup_commands)
     outcome = await machine.run(script, timeout=timeout, cwd=task.workdir, env=task.environment)
-    if outcome.returncode != 0 and outcome.out_of_memory:
-        raise InfrastructureError(
-            AbortCause.SANDBOX_OUT_OF_MEMORY, f"set-up commands of {task.task_id} ran out of memory"
-        )
     if outcome.returncode != 0:
-        raise InfrastructureError(
-            AbortCause.INVALID_REQUEST,
-            f"set-up commands of {task.task_id} exited with {outcome.returncode}: {outcome.output[-300:]}",
-        )
+        raise failed_set_up(task, f"set-up commands of {task.task_id}", outcome)
+
+
+def failed_set_up(
+    task: Task, what: str, outcome: CommandOutcome, broken: AbortCause = AbortCause.INVALID_REQUEST
+) -> InfrastructureError:
+    """The error for what a task runs before its agent and that failed.
+
+    It is `broken`, which no other attempt would mend, only where neither memory nor a busy machine nor a
+    network can be the reason.
+    """
+    ending = "ran out of time" if outcome.timed_out else f"exited with {outcome.returncode}"
+    detail = f"{what} {ending}: {outcome.output[-300:]}"
+    if outcome.out_of_memory:
+        return InfrastructureError(AbortCause.SANDBOX_OUT_OF_MEMORY, f"{detail} (memory ran out meanwhile)")
+    if outcome.timed_out:
+        return InfrastructureError(AbortCause.SANDBOX_UNAVAILABLE, f"{detail} (or the machine is too busy)")
+    if asked(task) != SHUT:
+        return InfrastructureError(AbortCause.SANDBOX_UNAVAILABLE, f"{detail} (or the network failed it)")
+    return InfrastructureError(broken, detail)
 
 
 async def solve(task: Task, machine: Machine, timeout: float) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from orchard.schemas.messages import Image, MessageNode, Role, ToolCall, placed
+from orchard.workers.episode.arguments import readable
 
 _SHOWN = 4000
 """Most characters of a call that was not executed when it is shown to the model."""
@@ -49,9 +50,10 @@ def chat_messages(
     has the pictures of each node that are shown; without it there are none. A content with pictures is a list
     of parts, and `part` makes that of each picture.
 
-    Endpoints refuse a call without its result, a result without its call, an empty message, and pictures in a
-    result. So a call that was never executed, such as one that could not be parsed, is shown in words, and so
-    is an empty message. Pictures of results follow the results in a message of the user.
+    Endpoints refuse a call without its result, a result without its call, arguments that are no object, an
+    empty message, and pictures in a result. So a call that was never executed, such as one that could not be
+    parsed, is shown in words, and so is an empty message. Pictures of results follow the results in a message
+    of the user.
     """
     executed = {(node.turn, node.tool_call_id) for node in path if node.role is Role.TOOL}
     messages: list[dict[str, Any]] = []
@@ -109,5 +111,5 @@ def _chat_call(call: ToolCall) -> dict[str, Any]:
     return {
         "id": call.id,
         "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
+        "function": {"name": call.name, "arguments": readable(call.arguments)},
     }

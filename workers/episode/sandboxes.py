@@ -181,6 +181,7 @@ class SandboxMachine:
                 seconds=seconds,
                 timed_out=True,
                 out_of_memory=job.oom_killed,
+                cut=job.stdout_bytes > self._output_limit,
             )
         if job.ending is not JobEnding.EXITED:
             await self._insist_alive(job)
@@ -191,6 +192,7 @@ class SandboxMachine:
             returncode=code if code >= 0 else 128 - code,  # as a shell tells a signal, which models know
             seconds=seconds,
             out_of_memory=job.oom_killed,
+            cut=job.stdout_bytes > self._output_limit,
         )
 
     async def _insist_alive(self, job: JobResult) -> None:

@@ -11,10 +11,13 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
+
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task, TaskService
 from orchard.workers.episode.listening import until_listening
 from orchard.workers.episode.machine import Machine
+from orchard.workers.episode.preparation import failed_set_up
 from orchard.workers.failures import InfrastructureError
 
 Open = Callable[[TaskService], AbstractAsyncContextManager[Machine]]
@@ -109,7 +112,8 @@ def service_sandbox(name: str, machine: Machine) -> Machine:
 async def beside(task: Task, machine: Machine, open_sandbox: Open) -> AsyncIterator[None]:
     """Runs the task's services, as `machine` can reach them, while the block lasts.
 
-    Raises TASK_BROKEN for a service that does not become ready, INVALID_REQUEST for two at one port.
+    Raises as `failed_set_up` says, with TASK_BROKEN, for a service that does not become ready, and
+    INVALID_REQUEST for two at one port.
     """
     if not task.services:
         yield
@@ -125,32 +129,27 @@ async def beside(task: Task, machine: Machine, open_sandbox: Open) -> AsyncItera
 
 
 async def _start(task: Task, service: TaskService, machine: Machine) -> None:
-    """Starts the program and waits until it is ready. Raises TASK_BROKEN if it is not."""
+    """Starts the program and waits until it is ready."""
     user, workdir = service.user or None, service.workdir or "."
-    command = f"({shlex.join(service.argv)}; echo $? > {ENDED}) > {LOG} 2>&1 < /dev/null &"
-    await machine.run(command, timeout=30.0, cwd=workdir, env=service.environment, user=user)
     if service.ends:
         wait = f'while [ ! -s {ENDED} ]; do sleep 0.2; done; exit "$(cat {ENDED})"'
     elif service.ready:
         wait = service.ready
     else:
         wait = until_listening(service.ports or (), unless=f"[ -e {ENDED} ]")
-    outcome = await machine.run(
-        wait or "true",
-        timeout=service.ready_seconds,
-        cwd=workdir,
-        env=service.environment,
-        user=user,
-    )
-    if outcome.returncode == 0:
-        return
-    said = await machine.run(f"tail -c {_LAST} {LOG}", timeout=30.0, cwd="/")
-    why = f"was not ready within {service.ready_seconds:g} s" if outcome.timed_out else "failed"
-    raise InfrastructureError(
-        AbortCause.TASK_BROKEN,
-        f"task {task.task_id}: its service {service.names[0]} {why}: "
-        f"{outcome.output[-_LAST:].strip()} {said.output.strip()}",
-    )
+    # As `discovery.type`: a shell may drop what it cannot set.
+    odd = [f"{name}={value}" for name, value in service.environment.items() if not name.isidentifier()]
+    program = shlex.join(["env", *odd, *service.argv] if odd else service.argv)
+    begin = f"({program}; echo $? > {ENDED}) > {LOG} 2>&1 < /dev/null &"
+    for text, seconds in ((begin, 30.0), (wait or "true", service.ready_seconds)):
+        outcome = await machine.run(text, timeout=seconds, cwd=workdir, env=service.environment, user=user)
+        if outcome.returncode != 0:
+            said = await machine.run(f"tail -c {_LAST} {LOG}", timeout=30.0, cwd="/")
+            outcome = msgspec.structs.replace(
+                outcome, output=f"{outcome.output[-_LAST:].strip()} {said.output.strip()}"
+            )
+            what = f"task {task.task_id}: its service {service.names[0]}, given {seconds:g} s,"
+            raise failed_set_up(task, what, outcome, AbortCause.TASK_BROKEN)
 
 
 async def _listening(machine: Machine) -> set[int]:

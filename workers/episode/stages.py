@@ -3,12 +3,10 @@
 import msgspec
 
 from orchard.schemas.campaigns import Budget
-from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import StageChecks, Task, TaskStage
 from orchard.workers.episode.machine import Machine
-from orchard.workers.episode.preparation import Course, solve
+from orchard.workers.episode.preparation import Course, failed_set_up, solve
 from orchard.workers.episode.totals import Totals
-from orchard.workers.failures import InfrastructureError
 
 
 def stages_of(task: Task) -> tuple[TaskStage, ...]:
@@ -44,17 +42,13 @@ def stage_budget(stage: TaskStage, budget: Budget, used: Totals) -> Budget:
 
 
 async def set_up(task: Task, stage: TaskStage, machine: Machine, timeout: float) -> None:
-    """Brings the sandbox to the beginning of a stage. Raises INVALID_REQUEST if its commands fail."""
+    """Brings the sandbox to the beginning of a stage. Raises as `failed_set_up` says."""
     for text, user in ((stage.prepare, "root"), (stage.setup, stage.user or None)):
         if not text:
             continue
         outcome = await machine.run(text, timeout=timeout, cwd=task.workdir, env=task.environment, user=user)
         if outcome.returncode != 0:
-            raise InfrastructureError(
-                AbortCause.INVALID_REQUEST,
-                f"set-up of {task.task_id}, stage {stage.name}, exited with {outcome.returncode}: "
-                f"{outcome.output[-300:]}",
-            )
+            raise failed_set_up(task, f"set-up of {task.task_id}, stage {stage.name},", outcome)
 
 
 class StageCourse(Course):

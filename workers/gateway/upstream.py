@@ -1,8 +1,7 @@
 """Builds requests to the upstream from the recorded path, never from the program's copy of it. Pure.
 
 So at each call the model reads its own reasoning, its arguments as it wrote them and the same masked keys,
-and prompts share prefixes. Only arguments that are no JSON object are changed, because no endpoint accepts
-them.
+and prompts share prefixes.
 """
 
 import re
@@ -14,7 +13,7 @@ import msgspec
 
 from orchard.schemas.campaigns import ModelSpec
 from orchard.workers.episode.prompts import text_part, url_part
-from orchard.workers.gateway.wire_types import UNPARSED, ProgramRequest, as_json, as_object
+from orchard.workers.gateway.wire_types import ProgramRequest
 
 _MARK = re.compile(r"\[image [0-9a-f]+\]")
 
@@ -36,21 +35,12 @@ def messages_of(messages: Sequence[dict[str, Any]], images: Mapping[str, str]) -
         elif message["role"] in ("user", "system") and found:
             split = (_parts(part["text"], images) if "text" in part else [part] for part in parts)
             message = message | {"content": [*chain.from_iterable(split)]}
-        for call in message.get("tool_calls", ()):
-            function = call["function"]
-            function["arguments"] = _readable(function["arguments"])
         sent.append(message)
     return [*sent, {"role": "user", "content": shown}] if shown else sent
 
 
 def _found(parts: Sequence[dict[str, Any]], images: Mapping[str, str]) -> list[str]:
     return [mark for part in parts for mark in _MARK.findall(part.get("text", "")) if mark in images]
-
-
-def _readable(arguments: str) -> str:
-    """Returns the arguments unchanged if they are an object: chat templates accept nothing else."""
-    value = as_object(arguments)
-    return as_json(value) if UNPARSED in value or not arguments else arguments
 
 
 def _parts(text: str, images: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from orchard.schemas.decoding import TooDeep, Unreadable, decode_text, decode_whole
+from orchard.schemas.decoding import TooDeep, Unreadable, decode_whole
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import Role, ToolCall
+from orchard.workers.episode.arguments import UNPARSED as UNPARSED
+from orchard.workers.episode.arguments import as_object as as_object
 from orchard.workers.llm.answers import Completion
 
 PIECE = 8192
-UNPARSED = "unparsed_arguments"
 """Key that holds arguments that are no JSON object, where a wire or an upstream needs an object."""
 SUMMARIZE = (
     "Summarize this conversation for the assistant that continues it: the task, what was done and found, "
@@ -208,7 +209,10 @@ def number(body: dict[str, Any], name: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadProgramRequest(f"{name} must be a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise BadProgramRequest(f"{name} is too large for a number") from error
 
 
 def flag(body: dict[str, Any], name: str) -> bool | None:
@@ -356,15 +360,6 @@ def named_as(call_id: str, ids: list[str]) -> str:
     recorded calls, in order."""
     number = call_id.removeprefix(_UNNAMED) if is_unnamed(call_id) else ""
     return ids[int(number)] if number.isdecimal() and int(number) < len(ids) else call_id
-
-
-def as_object(arguments: str) -> dict[str, Any]:
-    """Parses a call's arguments where an object is required; other values are stored under UNPARSED."""
-    try:
-        value = decode_text(arguments or "{}")
-    except Unreadable:
-        value = None
-    return value if isinstance(value, dict) else {UNPARSED: arguments}
 
 
 def as_json(value: Any) -> str:

@@ -34,7 +34,7 @@ async def through_stages(
     timeout: float,
 ) -> list[Reward]:
     """The rewards of the stages that began. `timeout`, in seconds, bounds each set-up. Raises as `act` and
-    `grade` do, and INVALID_REQUEST if a set-up fails, whatever the agent did."""
+    `grade` do, and if a set-up fails where the agent need not be the reason."""
     rewards: list[Reward] = []
     for number, stage in enumerate(grading.stages):
         alone, course = stage_task(task, number), StageCourse(task, number)

@@ -13,6 +13,7 @@ from orchard.schemas.decoding import TooDeep, Unreadable, decode
 from orchard.schemas.llm_calls import ModelKind, Usage
 from orchard.schemas.messages import TokenRecord, ToolCall
 from orchard.workers.llm.endings import UNPARSED, ending, failure
+from orchard.workers.llm.routed_experts import ReportedExperts, reported_experts
 from orchard.workers.llm.sampled_tokens import AnswerMessage, BareReply, ChatReply, token_record
 
 ORACLE_FINGERPRINT = "orchard-oracle"
@@ -52,6 +53,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the field in which the answer had its reasoning; empty without any."""
     tool_calls: tuple[ToolCall, ...] = ()
     tokens: TokenRecord | None = None
+    experts: ReportedExperts | None = None
+    """Experts of the tokens, as the server reports them."""
     usage: Usage = Usage()
     cost_usd: float | None = None
     seconds: float = 0.0
@@ -100,6 +103,8 @@ def read_completion(raw: bytes) -> Completion:
     field = next((name for name in REASONING_FIELDS if _text(getattr(message, name))), "")
     reasoning, calls = _text(getattr(message, field, None)), _calls(message)
     fingerprint = _word(reply.system_fingerprint)
+    sampled = whole.choices[0] if whole is not None and whole.choices else None
+    tokens = token_record(whole, sampled) if whole and sampled else None
     if reason in _CALLS and not (text or calls):
         raise MalformedAnswer(f"the answer ends with a call and holds nothing: {excerpt(raw)}")
     if not (text or reasoning or calls) and isinstance(message.content, list):
@@ -109,7 +114,8 @@ def read_completion(raw: bytes) -> Completion:
         reasoning=reasoning,
         reasoning_field=field,
         tool_calls=calls,
-        tokens=token_record(whole, whole.choices[0]) if whole is not None and whole.choices else None,
+        tokens=tokens,
+        experts=reported_experts(whole, sampled, tokens) if whole and sampled else None,
         usage=usage_of(reply.usage, said=bool(text or reasoning or calls)),
         finish_reason=reason,
         served_model=_word(reply.model),

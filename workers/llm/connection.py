@@ -197,10 +197,13 @@ class EndpointConnection:
 
     def _unfinished(self, begins: bytes, what: str) -> Completion:
         """Returns an empty completion for one without an end, which is the model's doing. Raises
-        FailedRequest for any other body without an end."""
+        FailedRequest for any other body without an end, and where experts may be what is too much."""
         if not begun(begins):
             detail = f"gave no answer: the reply {what} and is no completion: {excerpt(begins)}"
             raise self._refusal(Meaning.TRANSIENT, detail)
+        if self._settings.extra_body.get("return_routed_experts"):  # which may be most of the reply
+            detail = f"gave no answer: the reply {what}, experts included: raise max_reply_bytes"
+            raise self._refusal(Meaning.REFUSED, detail)
         log.warning("endpoint %r: a completion is cut short, since it %s", self._name, what)
         return cut_short()
 

@@ -66,10 +66,12 @@ class _Extension(_Weights):
 
     input_ids: list[int] | None = None
     output_ids: list[list[int]] | None = None
+    routed_experts: Any = None
 
 
 class _MetaInfo(_Weights):
     output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
+    routed_experts: Any = None
 
 
 class BareChoice(msgspec.Struct):
@@ -85,6 +87,8 @@ class ChatChoice(BareChoice):
     policy_versions: list[_Span] | None = None
     weight_versions: list[_Span] | None = None
     meta_info: _MetaInfo | None = None
+    routed_experts: Any = None
+    """Read by `orchard.workers.llm.routed_experts`."""
 
 
 class BareReply(msgspec.Struct):
@@ -99,6 +103,7 @@ class BareReply(msgspec.Struct):
 class ChatReply(BareReply):
     choices: Sequence[ChatChoice] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_routed_experts: Any = None
     metadata: _Weights | None = None
     sglext: _Extension | None = None
 

@@ -156,16 +156,17 @@ def _ended(reason: Any, choice: dict[str, Any]) -> None:
 
 
 def _call(part: dict[str, Any], calls: list[_Call]) -> None:
-    """Adds a part to the call with its index or, without an index, to the last one; an id without an index
-    begins a new call."""
+    """Adds a part to the call with its index or, without an index, to the last one. An id without an index
+    begins a new call, and so does another id with a name: some servers number all calls 0."""
     index, name = part.get("index"), part.get("id")
+    function = part.get("function")
+    function = function if isinstance(function, dict) else {}
     known = [call for call in calls if call.index == index] if index is not None else calls[-1:]
-    if not known or (index is None and name):
+    other = bool(known and name and known[-1].id and name != known[-1].id and function.get("name"))
+    if not known or other or (index is None and name):
         known = [_Call(index)]
         calls += known
     call = known[-1]
-    function = part.get("function")
-    function = function if isinstance(function, dict) else {}
     call.id = call.id or name
     call.name = call.name or function.get("name")
     arguments = function.get("arguments")

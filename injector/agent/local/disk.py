@@ -134,8 +134,8 @@ class DiskWatch:
                 with _root(sandboxes[place]) as root:
                     sizes[place] += await asyncio.shield(asyncio.to_thread(nameless, root))
         usage = {place: DiskUsage(size, files.get(place, 0)) for place, size in sizes.items()}
-        for place, message in excess(usage, self._limits, space).items():
-            await sandboxes[place].stop("disk_limit", message)
+        for place, (reason, message) in excess(usage, self._limits, space).items():
+            await sandboxes[place].stop(reason, message)
 
     async def _du(self, measure: str, places: Collection[str]) -> dict[str, int]:
         """Measure each place with du(1), in a process of its own because there may be millions of files."""
@@ -151,8 +151,13 @@ def scarce(space: Space) -> bool:
     return space.total >= SMALL and min(space.free, space.files) < RESERVE
 
 
-def excess(usage: Mapping[str, DiskUsage], limits: DiskLimits, space: Space) -> dict[str, str]:
-    """Return the sandboxes to stop, each with the reason."""
+class Stopped(NamedTuple):
+    reason: str
+    message: str
+
+
+def excess(usage: Mapping[str, DiskUsage], limits: DiskLimits, space: Space) -> dict[str, Stopped]:
+    """Return the sandboxes to stop. One within its limits is evicted: who filled the disk is not known."""
     over = {
         place: f"it took {used.weight} bytes of disk, and {limits.size} is the limit"
         for place, used in usage.items()
@@ -165,8 +170,9 @@ def excess(usage: Mapping[str, DiskUsage], limits: DiskLimits, space: Space) -> 
     if not over and usage and scarce(space):
         largest = max(usage, key=lambda place: usage[place].weight)
         taken = usage[largest].weight
-        over[largest] = f"the disk was nearly full, and it took the most of it: {taken} bytes"
-    return over
+        said = f"the host's disk was nearly full, and of its sandboxes this one took the most: {taken} bytes"
+        return {largest: Stopped("evicted", said)}
+    return {place: Stopped("disk_limit", message) for place, message in over.items()}
 
 
 @contextmanager

@@ -147,6 +147,9 @@ async def test_prompts_are_measured_often_enough_and_neither_too_easy_nor_too_ha
         for sample in range(graded)
         for event in measuring.rollout(sample, ["submit"], resolved=sample < resolved, task=task)
     ]
+    for sample in range(8, 16):  # whose outcome is a teacher's
+        rollouts += measuring.rollout(sample, ["submit"], resolved=True, task="good-1", teacher="strong")
+        rollouts += measuring.rollout(sample, ["submit"], resolved=True, task="near", teacher="strong")
     store = await keep([*stored(author, tmp_path / "store"), *rollouts])
     counts: Counter[str] = Counter()
     pool = TaskPool(measured_in="measuring", above=0.0, at_most=0.5, measured_rollouts=8)

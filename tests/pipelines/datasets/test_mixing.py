@@ -12,10 +12,11 @@ from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.candidates import _of_other_rate
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.examples import Candidate
-from orchard.pipelines.datasets.mixing import fits, quotas
+from orchard.pipelines.datasets.mixing import fits, mixed, quotas
 from orchard.pipelines.datasets.rows import read_rows
 from orchard.pipelines.datasets.settings import (
     DatasetSettings,
+    Filters,
     MixturePart,
     PassRateCondition,
     Selection,
@@ -139,6 +140,36 @@ async def test_a_cap_counts_what_a_mixture_takes(keep, tokenizer: str, tmp_path:
 
 
 @pytest.mark.long
+async def test_a_part_whose_examples_all_fall_to_the_filters_makes_no_mixture(
+    keep, tokenizer: str, tmp_path: Path
+) -> None:
+    events = []
+    for campaign, steps in (("short", 1), ("long", 40)):
+        author = Author(campaign)
+        for sample in range(3):
+            events += author.rollout(sample, ["ls"] * steps + ["submit"], resolved=True)
+    store = await keep(events)
+    parts = tuple(MixturePart(campaigns=(campaign,), weight=1.0) for campaign in ("short", "long"))
+    made = build(store, settings(tokenizer, mixture=parts), tmp_path / "both")
+    assert [made.counts[f"mixture_{at}_rows"] for at in (1, 2)] == [3, 3]
+    most = max(row.tokens for row in read_rows(tmp_path / "both") if row.campaign == "short")
+    few = settings(tokenizer, mixture=parts, filters=Filters(max_tokens=most))
+    with pytest.raises(DatasetError, match="part 2 of the mixture has no example left of 3 trajectories"):
+        build(store, few, tmp_path / "one")
+    assert not [*(tmp_path / "one").iterdir()]
+
+
+def test_a_part_without_any_leaves_the_proportion_of_the_others() -> None:
+    counts: Counter[str] = Counter()
+    pool = [candidate(rollout_id=f"r{at}", campaign="abc"[at % 2]) for at in range(8)]
+    parts = tuple(
+        MixturePart(campaigns=(name,), weight=weight) for name, weight in (("a", 3), ("b", 1), ("c", 9))
+    )
+    chosen = mixed(pool, parts, None, lambda of, number: [one.rollout_id for one in of][:number], counts)
+    assert len(chosen) == 5 and (counts["mixture_1"], counts["mixture_2"], counts["mixture_3"]) == (4, 1, 0)
+
+
+@pytest.mark.long
 async def test_tasks_are_chosen_by_their_pass_rate_over_so_many_rollouts(
     keep, author: Author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -194,6 +225,7 @@ async def test_preferences_are_as_many_successes_as_failures_of_a_task(
     ("said", "fault"),
     [
         ("[[mixture]]\nweight = 0.0\n", "weight"),
+        ("[[mixture]]\nweight = inf\n", r"mixture\[0\].weight: this number is not finite"),
         ("[[mixture]]\nmodels = ['m']\n", "weight"),
         ("[pass_rate]\nabove = 0.6\nat_most = 0.5\n", "no pass rate is above 0.6 and at most 0.5"),
         ("[pass_rate]\nrollouts = 0\n", "rollouts"),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from orchard.pipelines.datasets.templates import DATE
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.templates import DATE, ChatTemplate
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
 from orchard.pipelines.policy.conversations import Prompts
 from orchard.workers.harnesses.bash_prompts import BASH_TOOL
@@ -123,6 +124,38 @@ def test_what_a_template_does_not_rewrite_has_the_tokenizers_own_ids(chat: ChatT
         assert Prompts(chat).prompt(messages[:1], []) == asked
 
 
+@pytest.mark.parametrize(
+    ("family", "own"),
+    [
+        ("nemotron-3", {"content": "Plain.", "reasoning_content": "Why"}),
+        ("nemotron-nano", {"content": "Why\n</think>\n\nPlain."}),  # it has no field for reasoning
+    ],
+)
+def test_reasoning_that_the_prompt_opens_is_written_as_the_template_has_it(
+    family: str, own: dict[str, str]
+) -> None:
+    """The prompt has the tokenizer's own ids; what follows is tokenized apart, since a model samples it."""
+    chat = load(f"{family} on gpt2")
+    prompts, ask = Prompts(chat), {"role": "user", "content": "Ask."}
+    by_template: Any = partial(chat.tokenizer.apply_chat_template, return_dict=False)
+    asked = by_template([ask], add_generation_prompt=True, tokenize=True)
+    assert prompts.prompt([ask], []) == asked
+    for reasoning in ("Why", ""):
+        said = {"role": "assistant", "content": "Plain.", "reasoning_content": reasoning}
+        (row,) = chat.encode([Conversation("x", [ask, said])])
+        ids, ((first, end),) = row.input_ids.tolist(), row.spans
+        assert ids[:first] == asked
+        found = prompts.answer([ask], [], asked, ids[first:end])
+        assert (found.reasoning, found.content.strip()) == (reasoning, "Plain.")
+        if reasoning:
+            assert chat.decode(ids) == by_template([ask, {"role": "assistant", **own}], tokenize=False)
+        else:
+            assert chat.decode(ids[first:end]).lstrip().startswith("</think>"), "no text is in the reasoning"
+
+
 @pytest.mark.slow
-def test_chatglm3_ends_an_answer_with_the_token_that_opens_the_next_message() -> None:
-    assert load("chatglm3").ends.keys() == {"<|user|>"}
+def test_chatglm3_ends_an_answer_with_the_token_that_opens_the_next_message_and_is_refused() -> None:
+    made = PreTrainedTokenizerFast.from_pretrained(real_tokenizer("chatglm3"))
+    assert ChatTemplate(made, "chatglm3").ends == ("<|user|>",)
+    with pytest.raises(DatasetError, match="chatglm3 does not give texts back as they were"):
+        ChatTokenizer(made, "chatglm3")  # it puts a space before each text

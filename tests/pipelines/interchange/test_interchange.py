@@ -388,20 +388,32 @@ async def test_imported_figures_are_in_the_tables_and_unknown_ones_are_null(
 
 
 @pytest.mark.parametrize(
-    ("exception", "ended", "flags"),
+    ("exception", "reward", "resolved", "ended", "flags"),
     [
-        ("AgentTimeoutError", ExitStatus.TIME_LIMIT, ("not_graded",)),
-        ("DaytonaError", ExitStatus.FINISHED, ("not_graded", "trial_failed")),
+        ("AgentTimeoutError", None, None, ExitStatus.TIME_LIMIT, ("not_graded",)),
+        ("AgentTimeoutError", 0, False, ExitStatus.TIME_LIMIT, ()),
+        ("DaytonaError", None, None, ExitStatus.FINISHED, ("not_graded", "trial_failed")),
+        ("NonZeroAgentExitCodeError", 0, None, ExitStatus.FINISHED, ("not_graded", "trial_failed")),
+        ("NonZeroAgentExitCodeError", 1, True, ExitStatus.FINISHED, ("trial_failed",)),
     ],
 )
 def test_how_a_trial_ended_is_known(
-    tmp_path: Path, exception: str, ended: ExitStatus, flags: tuple[str, ...]
+    tmp_path: Path,
+    exception: str,
+    reward: int | None,
+    resolved: bool | None,
+    ended: ExitStatus,
+    flags: tuple[str, ...],
 ) -> None:
+    """An agent's program that failed may have had no model to ask: nothing solved is then no grade."""
     file = tmp_path / "agent" / "trajectory.json"
     file.parent.mkdir()
     steps = [{"step_id": 1, "source": "agent", "message": "y"}]
     file.write_text(json.dumps({"agent": {"name": "a", "version": "1"}, "session_id": "s", "steps": steps}))
     trial = {"task_name": "t", "exception_info": {"exception_type": exception}}
+    if reward is not None:
+        trial["verifier_result"] = {"rewards": {"reward": reward}}
     (tmp_path / "result.json").write_text(json.dumps(trial))
     [found] = read_trajectories([file])
-    assert isinstance(found, Foreign) and (found.exit_status, found.flags) == (ended, flags)
+    assert isinstance(found, Foreign)
+    assert (found.resolved, found.exit_status, found.flags) == (resolved, ended, flags)

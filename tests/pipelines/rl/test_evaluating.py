@@ -16,7 +16,7 @@ from orchard.pipelines.campaigns.scores import interval
 from orchard.pipelines.rl.coordinator import Coordinator, begin
 from orchard.pipelines.rl.evaluating import evaluated
 from orchard.pipelines.rl.plan import RunPlan, StepCurriculum, plan_hash
-from orchard.pipelines.rl.policies import BEST, Newest, policy_directory
+from orchard.pipelines.rl.policies import BEST, Newest, policy_directory, write_best
 from orchard.pipelines.rl.progress import RunProgress
 from orchard.pipelines.rl.runs import make_plan, planned_by, without_held_out
 from orchard.pipelines.rl.settings import TaskPool, settings_from, settings_hash
@@ -103,6 +103,8 @@ def test_a_score_is_a_mean_over_tasks_of_what_was_graded() -> None:
 def test_each_so_many_th_version_and_the_last_is_evaluated_and_the_first_best_stays() -> None:
     run = evaluating_plan(steps=5)
     assert [version for version in range(6) if run.evaluates(version)] == [0, 2, 4, 5]
+    seldom = msgspec.structs.replace(run, eval_every=10)
+    assert [version for version in range(6) if seldom.evaluates(version)] == [0, 5], "more than all steps"
     assert run.is_evaluation("run-v2") and not run.is_evaluation("run-v3")
     assert not run.is_evaluation("run") and not run.is_evaluation("run-vx")
     progress = RunProgress(run)
@@ -206,9 +208,11 @@ async def test_the_trainer_waits_for_scores_and_keeps_the_best_policy(
             await asyncio.sleep(0.05)
 
     async def session(scores: Iterable[tuple[int, float]]) -> None:
+        """A trainer until it has made the version after the last of these; without any, to its end."""
         trainer = asyncio.create_task(
             RlTrainer(settings, run, connection, blobs, alone, engines=()).run(start)
         )
+        version = run.steps
         for version, score in scores:
             await reaches(version)
             if version < run.steps:
@@ -223,6 +227,14 @@ async def test_the_trainer_waits_for_scores_and_keeps_the_best_policy(
             await trainer
 
     async with asyncio.timeout(200):
+        out.mkdir()
+        write_best(out, 7)
+        unscored = asyncio.create_task(session([]))
+        while (out / BEST).exists():
+            await asyncio.sleep(0.05)
+        unscored.cancel()
+        with suppress(asyncio.CancelledError):
+            await unscored
         await session([(0, 0.2), (1, 0.9)])
         await session([(2, 0.4), (3, 0.5), (4, 0.6)])
     best = msgspec.json.decode((out / BEST).read_bytes(), type=Newest)

@@ -382,10 +382,13 @@ async def test_the_learner_gives_sampled_tokens_the_probability_that_the_server_
 
 
 @pytest.mark.slow
-def test_two_processes_do_what_one_does(model):
+@pytest.mark.parametrize("kind", [[], ["routed"]], ids=["", "routed"])
+def test_two_processes_do_what_one_does(model, kind):
+    from tests.pipelines.rl.routed_rollouts import routed_learner, routed_rollouts  # which import from here
+
     command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     done = subprocess.run(
-        [sys.executable, "-m", *command, "tests.pipelines.rl.two_processes"],
+        [sys.executable, "-m", *command, "tests.pipelines.rl.two_processes", *kind],
         capture_output=True,
         text=True,
         timeout=200,
@@ -393,9 +396,10 @@ def test_two_processes_do_what_one_does(model):
     )
     assert done.returncode == 0, done.stderr
     sharded = msgspec.json.decode(done.stdout.splitlines()[-1], type=list[StepFigures])
-    alone = Learner(settings(context=60, updates=2), model, ALONE)
+    alone = routed_learner(ALONE) if kind else Learner(settings(context=60, updates=2), model, ALONE)
+    batch = routed_rollouts if kind else rollouts
     for number, found in enumerate(sharded):
-        expected = msgspec.structs.asdict(alone.step(number, rollouts(number)))
+        expected = msgspec.structs.asdict(alone.step(number, batch(number)))
         del expected["seconds"]
         for name, value in expected.items():
             assert getattr(found, name) == pytest.approx(value, rel=1e-3, abs=1e-6), name

@@ -10,7 +10,7 @@ from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.models.routers import Routers
 from orchard.pipelines.models.tiny import new_model
 from orchard.pipelines.rl.learner import Learner
-from orchard.pipelines.rl.settings import settings_from, settings_hash
+from orchard.pipelines.rl.settings import RouterReplay, settings_from, settings_hash
 from orchard.pipelines.sft.settings import TrainingError
 from tests.pipelines.moe import tiny_moe
 from tests.pipelines.rl.test_learner import ALONE, VOCABULARY, rollouts, settings
@@ -82,7 +82,7 @@ def test_later_updates_of_a_step_choose_the_experts_of_the_weights_before_it(aga
         trainer.step(0, rollouts())
         return seen[2:4], seen[-2:]
 
-    before, after = chosen(router_replay=True)
+    before, after = chosen(router_replay=RouterReplay.UPDATES)
     assert all(torch.equal(a, b) for a, b in zip(sorted_(before), sorted_(after), strict=True))
     before, after = chosen()
     assert any(not torch.equal(a, b) for a, b in zip(sorted_(before), sorted_(after), strict=True))
@@ -100,5 +100,7 @@ def test_models_and_settings_without_anything_to_replay_are_refused() -> None:
     with pytest.raises(TrainingError, match="`updates` is 1"):
         settings_from(least | {"router_replay": True})
     two = least | {"updates": 2}
-    hashes = {settings_hash(settings_from(two | more)) for more in ({}, {"router_replay": True})}
-    assert len(hashes) == 2
+    replays = ({}, {"router_replay": False}, {"router_replay": True}, {"router_replay": "updates"})
+    hashes = [settings_hash(settings_from(two | more)) for more in replays]
+    assert hashes[0] == hashes[1] != hashes[2] == hashes[3]
+    assert settings_from(least | {"router_replay": "rollout"}).router_replay is RouterReplay.ROLLOUT

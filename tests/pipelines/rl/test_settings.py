@@ -1,5 +1,7 @@
 """A run's configuration as its file says it."""
 
+from math import inf, nan
+
 import msgspec
 import pytest
 
@@ -118,9 +120,13 @@ def test_a_run_of_before_a_setting_existed_goes_on_with_it_left_out():
         {"overlong": {"limit": 20, "buffer": 5}},
         {"loss": {"entropy": 0.01}},
         {"loss": {"importance_level": "sequence"}},
-        {"tasks": {"measured_rollouts": 8}},
     ):
         assert settings_hash(settings_from(LEAST | knob)) != told
+    measured, often = (
+        settings_hash(settings_from(LEAST | {"tasks": {"measured_in": "m"} | keys}))
+        for keys in ({}, {"measured_rollouts": 8})
+    )
+    assert len({told, measured, often}) == 3
 
 
 def test_a_plan_of_before_it_named_a_baseline_is_still_the_runs():
@@ -158,6 +164,31 @@ def test_a_plan_of_before_it_named_a_baseline_is_still_the_runs():
         ({"loss": {"importance_level": "turn"}}, "importance_level"),
         ({"loss": {"entropy": -1}}, "entropy must be 0 or more"),
         ({"tasks": {"measured_rollouts": 0}}, "measured_rollouts"),
+        ({"tasks": {"at_most": 0.3}}, "`tasks.at_most` chooses by pass rate, and no campaign says"),
+        (
+            {"preset": "swe", "tasks": {"measured_models": ["m"]}},
+            "`tasks.measured_models` chooses by pass rate",
+        ),
+        ({"loss": {"entropy": nan}}, "loss.entropy: this number is not finite"),
+        ({"loss": {"recipe": "cispo", "clip_high": inf}}, "loss.clip_high: this number is not finite"),
+        (
+            {"loss": {"importance_range": [0.5, inf]}},
+            r"loss.importance_range\[1\]: this number is not finite",
+        ),
+        ({"lr": inf}, "lr: this number is not finite"),
+        (
+            {"loss": {"importance_level": "sequence", "importance_limit": 0}},
+            'importance_limit 0 must be above 0; without such a weight set importance_level = "none"',
+        ),
+        (
+            {"max_tokens": 4096, "budget": {"steps": 1}, "overlong": {"limit": 32768, "buffer": 8192}},
+            r"acts from 24,576 tokens on, and the policy says at most 4,096 in a rollout \(1 answers",
+        ),
+        (
+            {"max_tokens": 10, "budget": {"steps": 1}, "curriculum": {"steps": 2}}
+            | {"overlong": {"limit": 21, "buffer": 1}},
+            "at most 20 in a rollout",
+        ),
         ({"method": "frugal", "frugal": {"reuse": 3}}, "frugal.reuse is 3"),
         ({"method": "frugal", "frugal": {"stride": 3}}, "do not lead from a group of 4"),
     ],
@@ -166,6 +197,16 @@ def test_a_plan_of_before_it_named_a_baseline_is_still_the_runs():
 def test_mistakes_are_named(given, says):
     with pytest.raises(TrainingError, match=says):
         settings_from(LEAST | given)
+
+
+@pytest.mark.parametrize(
+    "budget", [{"steps": 6}, {"steps": 0}, {}], ids=["reaches it", "no limit", "default"]
+)
+def test_a_penalty_above_the_longest_answer_is_one_of_several_answers(budget) -> None:
+    made = settings_from(
+        LEAST | {"max_tokens": 4096, "budget": budget, "overlong": {"limit": 32768, "buffer": 8193}}
+    )
+    assert made.overlong is not None
 
 
 def test_each_ratio_has_clips_of_its_own_size() -> None:

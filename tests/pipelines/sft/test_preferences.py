@@ -156,6 +156,24 @@ def test_a_batch_has_the_plain_gradient_and_the_first_loss_is_log_2(lora: bool, 
         torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4, msg=name)
 
 
+def test_a_pair_that_ties_moves_nothing() -> None:
+    """The same answer as a success and as a failure, which a flaky grader makes: beside it others learn."""
+    good, bad, *_ = preference_pairs(rows_of_tasks())[0]
+    tie = (good, msgspec.structs.replace(good, rollout_id="again", resolved=False))
+    model, start = (new_model(SHAPE, vocabulary=VOCABULARY, seed=3) for _ in range(2))
+    settings = settings_from(LEAST | {"dpo": {}, "global_batch": 2})
+    trainer = SftTrainer(settings, [good, bad], model, ALONE, reference=start)
+    assert trainer.backward([tie], 1) == pytest.approx(float(np.log(2)), abs=1e-6)
+    assert all(p.grad is None or p.grad.abs().max() < 1e-6 for p in model.parameters())
+    model.zero_grad()
+    trainer.backward([tie, (good, bad)], 2)
+    both = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    trainer.backward([(good, bad)], 2)
+    for name, gradient in both.items():
+        torch.testing.assert_close(gradient, model.get_parameter(name).grad, atol=1e-6, rtol=1e-4)
+
+
 @pytest.mark.long
 def test_a_run_makes_successes_likelier_than_failures_and_resumes(tmp_path) -> None:
     rows = rows_of_tasks()
@@ -170,6 +188,10 @@ def test_a_run_makes_successes_likelier_than_failures_and_resumes(tmp_path) -> N
     }  # fmt: skip
     with pytest.raises(TrainingError, match="failures to be told from successes"):
         train(settings_from(given | {"epochs": 1}))
+    write_manifest(dataset, msgspec.structs.replace(manifest, config='{"selection": {}}'))
+    with pytest.raises(TrainingError, match="`dpo` needs a dataset of preferences and test is none"):
+        train(settings_from(given | {"epochs": 1, "dpo": {}}))
+    write_manifest(dataset, manifest)
     settings = settings_from(given | {"epochs": 6, "checkpoint_every": 3, "dpo": {}})
     made = load_model(train(settings))
     start = load_model(tmp_path / "start")

@@ -91,6 +91,41 @@ def test_what_a_service_cannot_have_is_said(tmp_path: Path, service: str, said: 
         _read(tmp_path, f"services:\n  main: {{}}\n  db: {service}\n")
 
 
+MAIN = """services:
+  main:
+    command: %s
+    environment: {URL: "pg://app:${PASSWORD:-secret}@db", SIGN: pa$$word, LOGS: "${T_BENCH_LOGS}", N: true}
+    user: ${UID:-1000}
+    working_dir: /srv/${PLACE:-app}
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    ['["sh", "-c", "sleep infinity"]', "sleep 1d", "bash", "'sh -c \"while true; do sleep 1; done\"'", "[]"],
+)
+def test_the_agents_service_is_read_as_compose_reads_it(tmp_path: Path, command: str) -> None:
+    (tmp_path / "compose.yaml").write_text(MAIN % command)
+    found = read_service(tmp_path / "compose.yaml")
+    assert found.environment == {"URL": "pg://app:secret@db", "SIGN": "pa$word", "N": "true"}
+    assert (found.user, found.workdir) == ("1000", "/srv/app")
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ("command: /start.sh", "the command '/start.sh'"),
+        ("command: sh -c 'sleep 5; /start.sh'", "the command"),
+        ("environment: {KEY: $KEY}", "service main: .KEY is taken from the machine"),
+        ("user: ${WHO}", "service main: .{WHO} is taken from the machine"),
+    ],
+)
+def test_what_the_agents_service_cannot_have_is_said(tmp_path: Path, said: str, wrong: str) -> None:
+    (tmp_path / "compose.yaml").write_text(f"services:\n  main:\n    {said}\n")
+    with pytest.raises(ValueError, match=wrong):
+        read_service(tmp_path / "compose.yaml")
+
+
 TASK = {
     "task.toml": '[environment]\nworkdir = "/tmp"\nnetwork_mode = "no-network"\n',
     "instruction.md": "Fetch it.\n",

@@ -67,7 +67,15 @@ async def test_agent_check_and_services_reach_them_by_name(
         environment={"WORD": "there"},
         ends=True,
     )
+    odd = TaskService(  # a name that dash drops
+        names=("odd",),
+        image="host",
+        argv=("python3", "-c", "import os; assert os.environ['discovery.type'] == 'single-node'"),
+        environment={"discovery.type": "single-node"},
+        ends=True,
+    )
     task = _task(
+        odd,
         _counter(ports=None, ready=f"until {READ} http://127.0.0.1:8080; do sleep 0.1; done"),
         through,
         check=f"[ $({READ} http://other:8080) = 2 ]",
@@ -94,9 +102,12 @@ async def test_a_check_in_another_sandbox_reaches_services(
 @pytest.mark.parametrize(
     ("services", "said"),
     [
-        ([_counter(argv=("sh", "-c", "echo no disk; exit 3"))], "task_broken.*counter failed.*no disk"),
-        ([_counter(ports=(), ready="sleep 60", ready_seconds=1.0)], "task_broken.*not ready within 1 s"),
-        ([_counter(argv=("sh", "-c", "exit 3"), ends=True)], "task_broken.*counter failed"),
+        ([_counter(argv=("sh", "-c", "echo no disk; exit 3"))], "task_broken.*counter.*exited.*no disk"),
+        (
+            [_counter(ports=(), ready="sleep 60", ready_seconds=1.0)],
+            "sandbox_unavailable.*counter, given 1 s, ran out of time",
+        ),
+        ([_counter(argv=("sh", "-c", "exit 3"), ends=True)], "task_broken.*counter.*exited with 3"),
         (
             [_counter(), _counter(names=("second",))],
             "invalid_request.*counter and second both listen at port",

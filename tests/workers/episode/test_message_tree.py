@@ -1,5 +1,7 @@
 """The message tree: what is published, what is summed, what the model is shown."""
 
+import json
+
 import msgspec
 import pytest
 
@@ -107,6 +109,17 @@ async def test_a_call_that_was_not_executed_is_shown_in_words(trace):
     said = await trace.answered(await trace.system("s"), Completion(text="t", tool_calls=(bad,)))
     message = trace.messages(await trace.user(said, "format error"))[1]
     assert message == {"role": "assistant", "content": "t\n[call not executed: bash {]"}
+
+
+@pytest.mark.parametrize("written", ["{", "[]", "", '{"a": NaN}'])
+async def test_what_was_executed_is_shown_with_arguments_that_endpoints_accept(trace, written):
+    """A service may answer a call that it could not read; the record has what the model wrote."""
+    call = ToolCall(id="1", name="mail", arguments=written)
+    said = await trace.answered(await trace.system("s"), Completion(text="", tool_calls=(call,)))
+    leaf = await trace.result(said, call, "not JSON", outcome("not JSON"))
+    (sent,) = trace.messages(leaf)[1]["tool_calls"]
+    assert json.loads(sent["function"]["arguments"]) == ({"unparsed_arguments": written} if written else {})
+    assert trace.path(leaf)[1].tool_calls == (call,)
 
 
 async def test_an_empty_answer_is_shown_as_one(trace):

@@ -195,11 +195,12 @@ async def speak_anthropic(program, streamed):
 
 
 def thoughtful(endpoint):
-    """A call of a tool, with reasoning and tokens."""
+    """A call of a tool, with reasoning, tokens and their experts."""
     call = {"id": "call-0", "type": "function", "function": {"name": "bash", "arguments": LS}}
     reply = endpoint.completion("I look.", [call], prompt_token_ids=[8, 9])
     reply["choices"][0]["message"]["reasoning_content"] = "Where am I?"
     reply["choices"][0]["token_ids"] = [1, 2]
+    reply["choices"][0]["routed_experts"] = [[[0, 1]], [[2, 3]], [[4, 5]]]
     return reply
 
 
@@ -222,6 +223,8 @@ async def test_a_conversation_is_one_path_in_any_api(program, endpoint, speak, s
     ids = [node.node_id for node in mine.nodes]
     assert [node.parent for node in mine.nodes] == [None, *ids[:-1]]
     assert (mine.nodes[2].tokens.ids, mine.nodes[2].tokens.prompt_ids) == ((1, 2), (8, 9))
+    experts = mine.nodes[2].tokens.experts
+    assert (experts.first, experts.width, experts.blob.size) == (0, 2, 6)
     assert [(call.parent, call.node, call.call_kind) for call in mine.calls] == [
         (ids[1], ids[2], CallKind.MAIN),
         (ids[3], ids[4], CallKind.MAIN),

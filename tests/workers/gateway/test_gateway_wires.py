@@ -534,6 +534,7 @@ HELLO = [{"role": "user", "content": "hi"}]
         (CHAT, {"messages": [{"role": ["user"]}]}, "role"),
         (CHAT, {"messages": HELLO, "n": 2}, "n must be 1"),
         (CHAT, {"messages": HELLO, "temperature": "hot"}, "temperature"),
+        (CHAT, {"messages": HELLO, "temperature": 10**400}, "too large"),
         (CHAT, {"messages": HELLO, "max_tokens": 0}, "max_tokens"),
         (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}, "id of a tool call"),
         (COMPLETIONS, {"prompt": [1, 2]}, "one text"),

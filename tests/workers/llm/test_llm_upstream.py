@@ -10,6 +10,7 @@ from aiohttp import web
 
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import Usage
+from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.answers import MalformedAnswer, read_completion
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.errors import RequestRefused
@@ -121,6 +122,18 @@ def test_calls_without_an_index_are_told_by_their_ids() -> None:
     ]
 
 
+def test_calls_that_are_all_numbered_0_are_told_by_their_ids() -> None:
+    """As some adapters send them, whole; an id that is said again with each part is one call."""
+    said = [
+        chunk(called(0, '{"a":1}', id="x", name="bash")),
+        chunk(called(0, '{"b":', id="y", name="bash")),
+        chunk(called(0, "2}", id="y", name="bash")),
+        chunk(called(0, "", id="other")),
+    ]
+    found = read_completion(assembled(events(*said, chunk(finish_reason="tool_calls"))))
+    assert [(one.id, one.arguments) for one in found.tool_calls] == [("x", '{"a":1}'), ("y", '{"b":2}')]
+
+
 ENDED = next(number for number, one in enumerate(CHUNKS) if one["choices"][0].get("finish_reason"))
 
 
@@ -175,6 +188,12 @@ async def test_a_stream_without_an_end_is_cut_short(endpoint: Endpoint) -> None:
     streams(endpoint, events(*[chunk({"content": "again and "})] * 1000, done=False))
     answer = await complete(endpoint, max_reply_bytes=10_000)
     assert (answer.text, answer.finish_reason) == ("", "length")
+
+
+async def test_a_reply_that_is_too_large_with_its_experts_is_not_the_models_doing(endpoint: Endpoint) -> None:
+    streams(endpoint, events(*[chunk({"content": "again and "})] * 1000, done=False))
+    with pytest.raises(InfrastructureError, match="raise max_reply_bytes"):
+        await complete(endpoint, max_reply_bytes=10_000, extra_body={"return_routed_experts": True})
 
 
 def test_a_session_stays_where_it_is_and_few_move() -> None:

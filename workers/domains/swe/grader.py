@@ -185,13 +185,25 @@ class _Grader:
             if control.out_of_memory:
                 what = f"task {self._task.task_id}: the tests need more memory, whatever is applied"
                 raise InfrastructureError(AbortCause.SANDBOX_OUT_OF_MEMORY, what)
+            if control.cut:
+                raise self._repository.failed("the tests print more than is kept: raise sandbox.output_limit")
             said = control.log.strip()[-300:]
             raise self._repository.failed(f"the tests give no result, whatever is applied: {said}")
+        if (
+            run is not None
+            and run.out_of_memory
+            and control.out_of_memory
+            and not self._judged(control).resolved
+        ):
+            what = f"task {self._task.task_id}: the tests need more memory, with the known solution too"
+            raise InfrastructureError(AbortCause.SANDBOX_OUT_OF_MEMORY, what)
         if run is None:
             detail = "the patch leaves files where the test patch cannot be applied"
             return Grade(verdict=nothing, detail=detail, extra_sandboxes=1)
         verdict = msgspec.structs.replace(self._judged(run), resolved=False)
         blame = "never end" if run.exit_code is None else f"give no result (exit code {run.exit_code})"
+        if run.cut:
+            blame = "print more than is kept"
         if run.out_of_memory:
             blame = "run out of memory"
         if run.ended_by is not None:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 LOG_LIMIT = 200000
 """Maximum bytes of output kept for each file."""
+LOGS_LIMIT = 4000000
+"""The same for all files together, so that what the sandbox keeps of a command's output holds all reports."""
 REPORT_LIMIT = 20 * 1024 * 1024
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 WARMED = ("pluggy", "iniconfig", "packaging", "_pytest")
@@ -256,8 +258,8 @@ def test_process(plan: dict[str, Any], files: list[str], report: int, log: int) 
             os._exit(code)
 
 
-def watched(plan: dict[str, Any], files: list[str]) -> tuple[bytes, bytes, int]:
-    """Runs files in a child; returns its reports, the end of its output, and its exit code."""
+def watched(plan: dict[str, Any], files: list[str], most: int) -> tuple[bytes, bytes, int]:
+    """Runs files in a child; returns its reports, the last `most` bytes of its output, and its exit code."""
     report, report_end = os.pipe()
     log, log_end = os.pipe()
     child = os.fork()
@@ -279,7 +281,7 @@ def watched(plan: dict[str, Any], files: list[str]) -> tuple[bytes, bytes, int]:
                     waiting.unregister(key.fd)
                 taken[key.fd] += chunk
                 if key.fd == log:
-                    del taken[log][:-LOG_LIMIT]
+                    del taken[log][:-most]
                 else:
                     del taken[report][REPORT_LIMIT:]
             if status is None:
@@ -363,11 +365,12 @@ def main() -> None:
         workdir = os.path.realpath(os.getcwd())
         warm(workdir, plan["paths"])
         plan["plugins"] = plugins(workdir, plan["paths"])
-    for files in plan["runs"]:
+    most = min(LOG_LIMIT, LOGS_LIMIT // max(len(plan["runs"]), 1))
+    for number, files in enumerate(plan["runs"]):
         began = time.monotonic()
-        raw, log, code = watched(plan, files)
+        raw, log, code = watched(plan, files, most)
         told = base64.b64encode(zlib.compress(raw, 1)).decode()
-        said = {"told": told, "code": code, "log": log.decode(errors="replace")}
+        said = {"run": number, "told": told, "code": code, "log": log.decode(errors="replace")}
         said["seconds"] = time.monotonic() - began
         os.write(out, f"\n{plan['mark']} {json.dumps(said)}\n".encode())
     os.write(out, f"\n{plan['mark']} end\n".encode())

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,7 +18,7 @@ from orchard.workers.domains.swe.checkout import RepositoryCheckout
 from orchard.workers.domains.swe.commands import Framework, FrameworkCall, TestName, named, recognised
 from orchard.workers.domains.swe.logs.parsers import REWRITTEN, parse_run, without_reason
 from orchard.workers.domains.swe.sheets.told import Told
-from orchard.workers.domains.swe.verdict import conclusive
+from orchard.workers.domains.swe.verdict import MISSING, conclusive, judge
 from orchard.workers.episode.diffs import touched_paths
 from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError
@@ -50,13 +51,15 @@ class TestRun(msgspec.Struct, frozen=True, kw_only=True):
 
     statuses: dict[str, str]
     exit_code: int | None
-    """None if it was stopped for time or never reached its end."""
+    """None if it was stopped for time, never reached its end, or was cut."""
     log: str
     seconds: float = 0.0
     told: Told = msgspec.field(default_factory=Told)
     """What the processes of the tests told, where the runner ran them."""
     by_file: dict[str, ToldRun] = {}
     """The same for each of them."""
+    cut: bool = False
+    """Whether more was printed than is kept, and what is missing may say how a test ended."""
     out_of_memory: bool = False
     """Whether a process in the sandbox was killed for memory during the run."""
     ended_by: InfrastructureError | None = None
@@ -157,30 +160,34 @@ async def _by_runner(
     outcome = await machine.run(
         f". {script}", timeout=limit, cwd=task.workdir, env={**task.environment, **_HARDENED}
     )
-    runs, ended = [], False
+    runs, ended = dict[int, Any](), False
     for line in outcome.output.split("\n"):
         if line == f"{mark} end":
             ended = True
         elif line.startswith(f"{mark} {{"):
             with suppress(ValueError):  # cut, because it is more than a command may print
-                runs.append(json.loads(line[len(mark) + 1 :]))
+                run = json.loads(line[len(mark) + 1 :])
+                runs[run["run"]] = run
     told = Told()
     by_file: dict[str, ToldRun] = {}
     codes = []
-    for file, run in zip(files, runs, strict=False):
-        one = Told()
+    for number, run in sorted(runs.items()):
+        file, one = files[number], Told()
         done = await asyncio.to_thread(one.add, run["told"], file)
         codes.append(run["code"] if done else run["code"] or 70)
         by_file[file] = ToldRun(told=one, seconds=run["seconds"])
         told.join(one)
     failing = next((code for code in codes if code), 0)
+    code = failing if ended else outcome.returncode or 70
+    cut = outcome.cut and len(runs) < len(files)
     return TestRun(
         statuses=_by_id(plan, {name: test.status for name, test in told.tests.items() if test.status}),
-        exit_code=None if outcome.timed_out else failing if ended else outcome.returncode or 70,
-        log="".join(run["log"] for run in runs) or outcome.output,
+        exit_code=None if outcome.timed_out or cut else code,
+        log="".join(run["log"] for _, run in sorted(runs.items())) or outcome.output,
         seconds=outcome.seconds,
         told=told,
         by_file=by_file,
+        cut=cut,
         out_of_memory=outcome.out_of_memory,
     )
 
@@ -207,11 +214,15 @@ async def _by_command(
     outcome = await machine.run(f". {path}", timeout=limit, cwd=task.workdir, env=task.environment)
     log, exit_code = between_markers(outcome.output, marker)
     named = (*grading.fail_to_pass, *grading.pass_to_pass)
+    statuses = await asyncio.to_thread(parse_run, grading.parser, log, named)
+    verdict = judge(statuses, grading.fail_to_pass, grading.pass_to_pass)
+    cut = outcome.cut and MISSING in verdict.tests.values()
     return TestRun(
-        statuses=await asyncio.to_thread(parse_run, grading.parser, log, named),
-        exit_code=None if outcome.timed_out else exit_code,
+        statuses=statuses,
+        exit_code=None if outcome.timed_out or cut else exit_code,
         log=log,
         seconds=outcome.seconds,
+        cut=cut,
         out_of_memory=outcome.out_of_memory,
     )
 

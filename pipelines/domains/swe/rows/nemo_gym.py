@@ -28,7 +28,7 @@ def unwrapped(row: Row, number: int) -> Row:
 
 def _read(columns: Columns) -> Task:
     test_patch = columns.patch("test_patch")
-    files = tuple(map(str, columns.value("test_files") or patched_paths(test_patch)))
+    files = columns.tests("test_files", empty=True) or tuple(patched_paths(test_patch))
     exports = columns.commands("env_exports", columns.value("env_exports") or [])
     return row_task(
         columns,

@@ -80,7 +80,7 @@ def rows(base: str) -> dict[str, dict[str, Any]]:
         "image_ref": APP,
         "run_script": RUN,
         "parsing_script": PARSING,
-        "test_files": ["t.py"],
+        "test_files": '["t.py"]',
         "env_exports": ["export LANGUAGE=en"],
     }
     outcomes = {"run": "PASS", "test": "FAIL", "fix": "PASS"}

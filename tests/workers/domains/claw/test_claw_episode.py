@@ -100,6 +100,16 @@ async def test_a_task_is_solved_and_every_call_is_in_the_log_and_in_the_bundle(
     assert "services used" in said and '"initial"' not in said, "a table in place of the bundle"
 
 
+async def test_an_answer_without_a_word_is_an_empty_one(place: World) -> None:
+    """What endpoints are told in its place is no answer."""
+    assert isinstance(place.model, Assistant)
+    place.model.steps, place.model.answer = [], ""
+    data = await _outcome(place)
+    assert isinstance(data, RolloutFinished)
+    bundle = await _bundle(place, data)
+    assert (bundle.answer, bundle.messages[-1]["content"]) == ("", "")
+
+
 @pytest.mark.long
 async def test_what_a_model_gets_wrong_is_an_answer_and_it_may_go_on(place: World) -> None:
     wrong = [

@@ -30,6 +30,7 @@ from orchard.workers.domains.gui.browser.tabs import Tabs
 from orchard.workers.domains.gui.browser.world import BrowserAttempt, BrowserWorld
 from orchard.workers.episode.sandboxes import SandboxMachine
 from orchard.workers.episode.worlds import SharedResources, WorldContext, get_world
+from orchard.workers.failures import InfrastructureError
 from tests import gui_delays
 from tests.gui_cases import CASES, PAPER, Case, at
 from tests.gui_world import HandMade, Page, gui_task, text_of
@@ -195,6 +196,26 @@ async def _at(browser: BrowserAttempt, path: str) -> None:
 
 def _rows() -> list[Any]:
     return [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.bulk else []) for case in CASES]
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 404])
+async def test_a_site_that_cannot_serve_its_first_page_is_no_task_that_failed(
+    browser: BrowserAttempt, status: int
+) -> None:
+    """A page that is missing is the task's; one that the site cannot serve is nobody's."""
+    page = browser.tabs.active.page
+    world = GuiWorld(start_url="http://hand.test/")
+    await page.route("**/*", lambda route: route.fulfill(status=status, body="down"))
+    try:
+        attempt = BrowserAttempt(world, browser.tabs, None)
+        if status == 404:
+            await attempt.begin()
+        else:
+            with pytest.raises(InfrastructureError, match=f"site_unavailable: .* answered {status}"):
+                await attempt.begin()
+        await BrowserAttempt(world, browser.tabs, browser._site).begin()  # its own site may be down by design
+    finally:
+        await page.unroute("**/*")
 
 
 async def test_the_table_has_the_rows_that_it_promises() -> None:

@@ -5,10 +5,12 @@ import pytest
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.protection import Protected
+from orchard.schemas.sandboxes import OUTPUT_LIMIT
 from orchard.workers.domains.swe.preparing import paths_to_restore
 from orchard.workers.domains.swe.testing import between_markers
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
+from tests.workers.conftest import RUNNER
 
 
 def with_grading(task, **changes):
@@ -213,6 +215,65 @@ async def test_a_broken_environment_is_never_a_reward(judged, task, changes):
     with pytest.raises(InfrastructureError) as caught:
         await judged(with_grading(task, **changes), task.gold_patch)
     assert caught.value.cause is AbortCause.GRADER_FAILED
+
+
+CUT = "print more than is kept"
+NOISE = "        print('noise ' * 2000)\n        try:\n"
+
+
+async def test_tests_whose_output_is_cut_are_not_missing(judged, quick_task, machine):
+    """A test whose line may be in what is left out has not failed."""
+    machine.keeps = 8000
+    loud = with_grading(quick_task, test_command=RUNNER.replace("        try:\n", NOISE))
+    with pytest.raises(InfrastructureError, match=CUT) as caught:
+        await judged(loud, loud.gold_patch)
+    assert caught.value.cause is AbortCause.GRADER_FAILED
+    machine.keeps = 200_000
+    assert (await judged(loud, loud.gold_patch)).resolved
+
+
+@pytest.mark.long
+async def test_reports_of_files_are_found_whatever_is_cut(judged, task, shop, machine):
+    """Each report names its file: a lost one does not shift those behind it."""
+    names = [f"tests/test_more_{number}.py" for number in range(6)]
+    loud = "def test_it():\n    print('noise ' * 2000)\n"
+    shop.write(dict.fromkeys(names, loud))
+    shop.git("add", ".")
+    shop.git("commit", "-qm", "more")
+    several = with_grading(
+        msgspec.structs.replace(task, base_commit=shop.git("rev-parse", "HEAD").strip()),
+        test_command=f"python -m pytest -p no:cacheprovider -rA tests/test_sums.py {' '.join(names)}",
+        pass_to_pass=(*task.grading.pass_to_pass, *(f"{name}::test_it" for name in names)),
+    )
+    machine.keeps = 40_000
+    with pytest.raises(InfrastructureError, match=CUT):
+        await judged(several, several.gold_patch)
+    machine.keeps = OUTPUT_LIMIT
+    reward = await judged(several, several.gold_patch)
+    assert reward.resolved and set(reward.tests.values()) == {"PASSED"}
+
+
+@pytest.mark.parametrize("solvable", [True, False])
+async def test_tests_that_need_more_memory_with_the_solution_too_say_nothing(
+    judged, quick_task, machine, solvable
+):
+    """Also where they report a failure, as of a worker process that was killed."""
+    run = machine.run
+
+    async def starved(command, **given):
+        outcome = await run(command, **given)
+        return msgspec.structs.replace(outcome, out_of_memory="tests.sh" in command)
+
+    machine.run = starved
+    failing = (
+        quick_task if solvable else with_grading(quick_task, fail_to_pass=("tests/test_sums.py::test_gone",))
+    )
+    if solvable:
+        assert not (await judged(failing, "")).resolved
+    else:
+        with pytest.raises(InfrastructureError) as caught:
+            await judged(failing, "")
+        assert caught.value.cause is AbortCause.SANDBOX_OUT_OF_MEMORY
 
 
 async def test_a_missing_base_commit_is_the_graders_failure(judged, task):

@@ -211,6 +211,30 @@ async def test_the_state_left_behind_ignores_the_users_git_configuration(machine
     assert "--- a/shop/sums.py" in diff and "GIT binary patch" in diff
 
 
+async def test_a_git_that_was_killed_costs_no_patch(machine, task, shop):
+    (shop.directory / "shop/sums.py").write_text("x = 1\n")
+    (shop.directory / ".git/index.lock").touch()
+    assert "+x = 1" in await state_left_behind(machine, task, timeout=30.0)
+    assert (shop.directory / ".git/index.lock").exists(), "the repository's own index is left alone"
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"timed_out": True, "returncode": -1}, AbortCause.SANDBOX_UNAVAILABLE),
+        ({"out_of_memory": True, "returncode": 137}, AbortCause.SANDBOX_OUT_OF_MEMORY),
+    ],
+)
+async def test_a_git_without_time_or_memory_says_nothing_of_the_model(task, changes, cause):
+    class BusyMachine:
+        async def run(self, *_, **__):
+            return CommandOutcome(**({"output": "", "seconds": 60.0} | changes))
+
+    with pytest.raises(InfrastructureError) as caught:
+        await state_left_behind(BusyMachine(), task, timeout=60.0)
+    assert (caught.value.cause, caught.value.retryable) == (cause, True)
+
+
 def test_a_long_output_keeps_both_ends():
     outcome = CommandOutcome(output="a" * 5000 + "b" * 777 + "c" * 5000, returncode=0, seconds=0.1)
     text = observation(outcome, 60.0)

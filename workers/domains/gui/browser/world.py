@@ -99,14 +99,17 @@ class BrowserAttempt:
         """The screenshot of each look, or None."""
 
     async def begin(self) -> None:
-        """Opens the page at which the task begins. Raises InfrastructureError if it does not load."""
+        """Opens the page at which the task begins. Raises InfrastructureError if it does not load, or if a
+        site that is not ours answers that it cannot serve it."""
         from playwright.async_api import Error
 
         tab, url = self.tabs.active, self._world.start_url
         try:
-            await self.tabs.asked(
+            answer = await self.tabs.asked(
                 tab.page.goto(url, wait_until="commit", timeout=START_SECONDS * 1000), START_SECONDS + 5
             )
+            if self._site is None and answer and (answer.status >= 500 or answer.status == 429):
+                raise InfrastructureError(AbortCause.SITE_UNAVAILABLE, f"{url} answered {answer.status}")
             await self.tabs.rest(self._quiet)
             await self.tabs.asked(tab.session.send("Page.resetNavigationHistory"))
         except (Error, Unresponsive) as error:
