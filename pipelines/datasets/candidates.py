@@ -9,7 +9,7 @@ import duckdb
 import msgspec
 
 from orchard.pipelines.datasets.examples import Candidate, segments_of
-from orchard.pipelines.datasets.mixing import check_parts, mixed, paired
+from orchard.pipelines.datasets.mixing import check_parts, fits, mixed, paired
 from orchard.pipelines.datasets.selection import Caps, Choice, select
 from orchard.pipelines.datasets.settings import (
     CandidateSource,
@@ -236,13 +236,16 @@ def _selected(
     selection = settings.selection
     if not settings.mixture:
         return _chosen(pool, budget, selection, caps, lengths)
-    within = _chosen(pool, None, selection, caps, lengths)
+    inside = {one.rollout_id for one in pool if any(fits(part, one) for part in settings.mixture)}
+    of_parts = [one for one in pool if one.rollout_id in inside]
+    within = _chosen(of_parts, None, selection, caps.trial(), lengths)
 
     def take(part: Sequence[Candidate], number: int) -> set[str]:
         return _chosen(part, number, selection, Caps(), lengths)
 
-    left = [one for one in pool if one.rollout_id in within]
-    return mixed(left, settings.mixture, budget, take, counts)
+    left = [one for one in pool if one.rollout_id in within or one.rollout_id not in inside]
+    chosen = mixed(left, settings.mixture, budget, take, counts)
+    return _chosen([one for one in pool if one.rollout_id in chosen], None, selection, caps, lengths)
 
 
 def _chosen(

@@ -6,7 +6,7 @@ Ties and random choices go by a hash of the seed and the rollout id, never by th
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchard.pipelines.datasets.settings import Strategy
 
@@ -36,6 +36,11 @@ class Caps:
     turned_away: Counter[str] = field(default_factory=Counter)
     """`dropped_task_cap` and `dropped_repo_cap` to the number that only the cap kept out."""
     _taken: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def trial(self) -> "Caps":
+        """A copy for a selection that is not taken as a whole: what it admits does not count here, what it
+        turns away does."""
+        return replace(self, _taken=self._taken.copy())
 
     def admit(self, one: Choice) -> bool:
         """Count a trajectory, if the caps have room for it; returns whether."""

@@ -210,11 +210,12 @@ class ShardMaker:
         cut: Collection[tuple[str, str]],
         said: Mapping[str, set[str]],
     ) -> list[tuple[ExampleDraft | ExampleDrop, Sequence[MessageNode], str]]:
-        """The branches of a program's rollout; of an unresolved one only that of its leaf, which has
-        values."""
+        """The branches of a program's rollout; only that of its leaf where it is unresolved, since that has
+        values, and for preferences, since there a rollout is one example."""
         found: list[tuple[ExampleDraft | ExampleDrop, Sequence[MessageNode], str]] = []
         ways = branches(tree, one.leaf, made)
-        for number, way in enumerate(ways if one.resolved else ways[:1]):
+        whole = one.resolved and not self._work.settings.selection.preferences
+        for number, way in enumerate(ways if whole else ways[:1]):
             tools = tools_of(self._blobs, way.tools)
             names = tool_names(tools)
             found.append(

@@ -126,8 +126,9 @@ _MEASURED = Assemble(slots=(), outcome=GroupOutcome.IMPOSSIBLE, positive=0, dege
 def decide(pool: Sequence[Slot], settings: BarSettings, *, impossible: bool = False) -> Decision:
     """Decide what to do next for a prompt whose rollouts are those of `pool`.
 
-    A stride is judged when all of it is graded: judging earlier would prefer short rollouts. Of an
-    impossible task one stride is enough, and its group has no members, however many were aborted.
+    A stride is judged when all of it is graded: judging earlier would prefer short rollouts. Only rollouts
+    that train balance a group; once the budget is used, others complete one. Of an impossible task one
+    stride is enough, and its group has no members, however many were aborted.
     """
     aborted = [rollout for slot in pool for rollout in slot.tried if rollout.reward is None]
     graded = {at: rollout for at, slot in enumerate(pool) if (rollout := _result(slot)) is not None}
@@ -143,7 +144,7 @@ def decide(pool: Sequence[Slot], settings: BarSettings, *, impossible: bool = Fa
         return group
     if len(pool) < settings.budget:
         return Generate(slots=tuple(range(len(pool), len(pool) + settings.step)))
-    return _relaxed(graded, settings) or _best_effort(graded, settings)
+    return _completed(graded, settings)
 
 
 def _rest(
@@ -156,7 +157,7 @@ def _rest(
         return _MEASURED if graded else None
     if len(graded) < settings.size:
         return None
-    return _balanced(graded, settings) or _relaxed(graded, settings) or _best_effort(graded, settings)
+    return _balanced(graded, settings) or _completed(graded, settings)
 
 
 def _result(slot: Slot) -> Rollout | None:
@@ -165,14 +166,22 @@ def _result(slot: Slot) -> Rollout | None:
 
 
 def _balanced(graded: dict[int, Rollout], settings: BarSettings) -> Assemble | None:
+    """The group of rollouts that train with positives in the interval; without an interval any."""
+    trains = {at: rollout for at, rollout in graded.items() if not rollout.untrained}
     if settings.interval is None:
-        return _best_effort(graded, settings) if len(graded) >= settings.size else None
-    return _group(graded, settings, *settings.counts, GroupOutcome.BALANCED)
+        return _best_effort(trains, settings) if len(trains) >= settings.size else None
+    return _group(trains, settings, *settings.counts, GroupOutcome.BALANCED)
 
 
-def _relaxed(graded: dict[int, Rollout], settings: BarSettings) -> Assemble | None:
-    """Any group with both classes: one of a single class carries no gradient."""
-    return _group(graded, settings, 1, settings.size - 1, GroupOutcome.RELAXED)
+def _completed(graded: dict[int, Rollout], settings: BarSettings) -> Assemble:
+    """The group once no more rollouts are requested: one with both classes, of rollouts that train if they
+    make one, since a single class carries no gradient; else the best ones."""
+    trains = {at: rollout for at, rollout in graded.items() if not rollout.untrained}
+    if settings.interval is not None:
+        for among in (trains, graded):
+            if group := _group(among, settings, 1, settings.size - 1, GroupOutcome.RELAXED):
+                return group
+    return _best_effort(graded, settings)
 
 
 def _best_effort(graded: dict[int, Rollout], settings: BarSettings) -> Assemble:

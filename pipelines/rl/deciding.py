@@ -72,7 +72,7 @@ def evidence(progress: RunProgress, task: str) -> list[VersionCounts]:
 
 
 def left_over(progress: RunProgress, prompt: int) -> Places:
-    """Graded rollouts of the prompt's task that no group has, of decided prompts, newest first.
+    """Graded rollouts of the prompt's task that train, of decided prompts, newest first, that no group has.
 
     Empty while an older prompt of the task is undecided: the oldest has the first right to them, so no two
     groups ever name the same, whoever decides them.
@@ -95,6 +95,7 @@ def left_over(progress: RunProgress, prompt: int) -> Places:
         if number != prompt
         and progress.prompts[number].decided
         and place.outcomes[place.last].reward is not None
+        and progress.trains(number, slot)
         and place.rollout_id not in used
         and progress.version - _version(progress, place) <= plan.frugal.reuse
     ]

@@ -7,6 +7,7 @@ a coordinator that starts again asks for nothing twice.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from statistics import fmean
 from uuid import uuid4
@@ -29,14 +30,15 @@ from orchard.schemas.events import (
     payload,
 )
 from orchard.schemas.groups import PolicyEvaluated
+from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.subjects import type_subjects
 from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.entries import QueueEntry, rollout_entry
+from orchard.streams.entries import FIRST, QueueEntry, rollout_entry
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import next_message
-from orchard.workers.attempts.reopen import open_at
+from orchard.workers.attempts.reopen import open_at, opened
 
 SOURCE = "orchard/rl"
 Outcome = RolloutFinished | RolloutAborted
@@ -47,14 +49,17 @@ log = logging.getLogger("orchard.rl")
 def evaluated(plan: RunPlan, version: int, outcomes: Mapping[str, Outcome]) -> PolicyEvaluated | None:
     """The evaluation of a version by the outcomes of its rollouts, by their ids; None while one is missing.
     The score is the mean over tasks of the share of graded rollouts that resolved them; a task without a
-    graded one is in no score."""
+    graded one is in no score. A rollout that nobody answered says nothing of the policy and counts as not
+    graded."""
     requests = plan.eval_requests(version)
     if any(request.rollout_id not in outcomes for request in requests):
         return None
     of_task: dict[str, list[bool]] = {}
     for request in requests:
         outcome = outcomes[request.rollout_id]
-        if isinstance(outcome, RolloutFinished) and outcome.resolved is not None:
+        if not isinstance(outcome, RolloutFinished) or _unanswered(plan, outcome):
+            continue
+        if outcome.resolved is not None:
             of_task.setdefault(request.task.task_id, []).append(outcome.resolved)
     shares = [fmean(solved) for solved in of_task.values()]
     graded = sum(map(len, of_task.values()))
@@ -73,6 +78,12 @@ def evaluated(plan: RunPlan, version: int, outcomes: Mapping[str, Outcome]) -> P
     )
 
 
+def _unanswered(plan: RunPlan, outcome: Outcome | None) -> bool:
+    """Whether the time ran out while the model owed an answer, and the plan does not hold that against it."""
+    ended = isinstance(outcome, RolloutFinished) and outcome.exit_status is ExitStatus.UNANSWERED
+    return ended and not plan.unanswered
+
+
 class Evaluator:
     """Has the newest policy evaluated where the plan says so."""
 
@@ -89,6 +100,8 @@ class Evaluator:
         self._asked: int | None = None
         """Newest version whose rollouts are in the log."""
         self._outcomes: dict[str, Outcome] = {}
+        self._reopened: Counter[str] = Counter()
+        """Times that each rollout was reopened, by the log."""
 
     def apply(self, event: Event) -> None:
         """Note the outcome of an evaluation's rollout; any other event changes nothing."""
@@ -98,6 +111,7 @@ class Evaluator:
                     self._outcomes[event.rollout_id or ""] = outcome
                 case RolloutReopened():
                     self._outcomes.pop(event.rollout_id or "", None)
+                    self._reopened[event.rollout_id or ""] += 1
 
     async def act(self, served: Callable[[int], Awaitable[None]] | None) -> None:
         """Ask for the rollouts of the newest version, or tell how it did once all of them have ended.
@@ -110,12 +124,14 @@ class Evaluator:
                 await served(version)
             await self._ask(version)
             self._asked = version
+        await self._ask_again(version)
         if (made := evaluated(plan, version, self._outcomes)) is None:
             return
         log.info("version %d resolves %d of %d held-out rollouts", version, made.resolved, made.graded)
         event = make_event(made, id=f"{plan.name}.evaluated.{version}", source=SOURCE, campaign=plan.name)
         self._progress.apply(event, await self._publisher.event(event))
         self._outcomes.clear()
+        self._reopened.clear()
 
     async def _ask(self, version: int) -> None:
         """Request all rollouts of a version: first in the log, then in the queue. Its `evaluation.planned` is
@@ -135,6 +151,28 @@ class Evaluator:
                 again = msgspec.structs.replace(request, fence=fence)
                 entries.append(rollout_entry(again, f"restart-{uuid4().hex}"))
         await self._offer(entries)
+
+    async def _ask_again(self, version: int) -> None:
+        """Reopen rollouts that nobody answered, each as often as an attempt may fail: first in the log."""
+        plan = self._progress.plan
+        ended = [
+            (request, await self._publisher.outcome(request.rollout_id))
+            for request in plan.eval_requests(version)
+            if _unanswered(plan, self._outcomes.get(request.rollout_id))
+            and self._reopened[request.rollout_id] < plan.max_tries - 1
+        ]
+        if not ended:
+            return
+        again = await opened(
+            self._publisher,
+            ended,
+            reason="the model owed an answer",
+            source=SOURCE,
+            ended=(ExitStatus.UNANSWERED,),
+        )
+        for request, _ in ended:  # of one that somebody else reopened the log will tell
+            self._outcomes.pop(request.rollout_id, None)
+        await self._offer([rollout_entry(request, FIRST) for request in again])
 
     async def _planned(self, campaign: str) -> Event:
         """What makes a version's campaign an evaluation, whose tasks no dataset takes."""

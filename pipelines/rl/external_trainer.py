@@ -40,9 +40,9 @@ async def exported(
 ) -> AsyncIterator[Chosen | GroupDropped]:
     """Yield the groups of a run whose events begin at sequence `start`, in order, or why one is skipped.
 
-    Groups that the run's trainer dropped, or that any would, are skipped; members that it left out are
-    left out. With `whole` a group that lost one is skipped. Raises StorageError where a blob cannot be
-    read.
+    Groups that the run's trainer dropped, or that any would, are skipped; members that it left out, or whose
+    ending does not train, are left out. With `whole` a group that lost one is skipped. Raises StorageError
+    where a blob cannot be read.
     """
     drops, left_out = await _judged(connection, plan.name, start)
     # Age and length are the trainer's to judge: the log says what it dropped and left out.
@@ -78,7 +78,7 @@ async def _usable(
     if group.degenerate and not feed.progress.plan.keep_degenerate:
         return dropped(group, DropReason.DEGENERATE, "all rewards are equal")
     try:
-        left = without(group, await feed.sampled(group), left_out)
+        left = without(group, await feed.sampled(group), left_out | set(group.untrained))
     except NotSampled as error:
         return dropped(group, DropReason.INCOMPLETE, str(error))
     size, oldest = feed.progress.plan.least_members, oldest_version(left[1])

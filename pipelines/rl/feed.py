@@ -13,9 +13,10 @@ from orchard.pipelines.rl.progress import RunProgress
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence, sequences
 from orchard.pipelines.trajectories.forests import training
 from orchard.schemas.decoding import Unreadable
-from orchard.schemas.events import Event, payload
+from orchard.schemas.events import Event, RolloutFinished, payload
 from orchard.schemas.groups import (
     GroupAssembled,
+    GroupDropped,
     GroupMember,
     GroupOutcome,
     PolicyUpdated,
@@ -60,6 +61,8 @@ class Feed:
         self._messages: dict[Attempt, dict[str, MessageNode]] = {}
         self._parents: dict[Attempt, dict[str, str | None]] = {}
         """Parents of all messages, by node id."""
+        self._leaves: dict[Attempt, str | None] = {}
+        """Last messages by the outcomes; None in those that name none."""
         self._kinds: dict[Attempt, dict[str, CallKind]] = {}
         """Kinds of the calls that programs made, by the answer's node id; built-in harnesses have no
         entry."""
@@ -91,10 +94,16 @@ class Feed:
             case GroupAssembled() as group:
                 self.sequences_of.setdefault(group.group_id, sequence)
                 self._settle(group.prompt, keep={member.rollout_id for member in group.members})
+            case GroupDropped(group_id=name):
+                self.done_with(name)
+            case PromptFailed(prompt=prompt) if self.progress.plan.frugal is not None:
+                self._left.setdefault(prompt, self.progress.version)
             case PromptFailed(prompt=prompt):
                 self._settle(prompt, keep=set())
             case PolicyUpdated():
                 self._settle_left()
+            case RolloutFinished(leaf=leaf) if (rollout := event.rollout_id or "") not in self._settled:
+                self._leaves[rollout, event.attempt or 0] = leaf
 
     def _message(self, event: Event) -> None:
         rollout = event.rollout_id or ""
@@ -133,7 +142,7 @@ class Feed:
 
     def _forget(self, rollouts: set[str]) -> None:
         self._settled |= rollouts
-        for memory in (self._messages, self._parents, self._kinds):
+        for memory in (self._messages, self._parents, self._leaves, self._kinds):
             for attempt in [attempt for attempt in memory if attempt[0] in rollouts]:
                 del memory[attempt]
         for rollout in rollouts:
@@ -154,7 +163,8 @@ class Feed:
             records = [await self._record(node) for node in nodes]
             shown = self._shown.get(member.rollout_id, {})
             images = [shown.get(node.node_id, ()) for node in nodes]
-            turns = [node.turn - 1 for node in nodes]
+            steps = self._steps(member)
+            turns = [steps.get(node.node_id, -1) for node in nodes]
             rows = await asyncio.to_thread(sequences, records, images, turns, self._experts)
             if not rows:
                 raise NotSampled(f"rollout {member.rollout_id} has no message of the policy")
@@ -175,6 +185,19 @@ class Feed:
             return list(nodes.values())
         counted = training(self._parents[attempt], kinds)
         return [node for name, node in nodes.items() if name in counted]
+
+    def _steps(self, member: GroupMember) -> dict[str, int]:
+        """Steps of the answers on the way to the rollout's last message, by node id, as its judges count
+        them."""
+        attempt = member.rollout_id, member.attempt
+        nodes, parents = self._messages.get(attempt, {}), self._parents.get(attempt, {})
+        at = self._leaves.get(attempt) or next(reversed(parents), None)
+        path = []
+        while at is not None and at in parents:
+            if at in nodes:
+                path.append(at)
+            at = parents[at]
+        return {name: step for step, name in enumerate(reversed(path))}
 
     @property
     def _experts(self) -> Callable[[RoutedExperts], bytes] | None:

@@ -10,8 +10,8 @@ whatever passes they were folded, so a coordinator may die anywhere.
 - A stride at a time, up to the largest group, as long as another is expected to bring at least as much
   information for each rollout as the run has had for each so far: what a new prompt would bring. So does a
   forager leave a patch (the marginal value theorem, Charnov 1976).
-- Every graded rollout of a group trains. A prompt of one class is given up; what it leaves joins the task's
-  next group, while it is new enough.
+- Every graded rollout of a group trains, but for endings that do not. A prompt of one class is given up;
+  what it leaves joins the task's next group, while it is new enough.
 
 Kin: a decayed Beta posterior chooses prompts in MoPPS (arXiv:2507.04632), GRESO skips with a probability
 (arXiv:2506.02177), DAPO's dynamic sampling pays first and drops afterwards.
@@ -168,7 +168,8 @@ class Grown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OneClass(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt is given up: its rewards, and those left over, are all equal."""
+    """The prompt is given up: the rewards of its rollouts that train, and of those left over, are all
+    equal."""
 
     positive: int
     reason: StopReason
@@ -217,7 +218,8 @@ def decide(
 
     `pool` are its own slots, as in BAR; `carried` graded rollouts that earlier prompts of the task
     left over, newest first; `belief` includes all of them; `rate` is the run's information for each
-    graded rollout so far. A stride is judged when all of it is graded.
+    graded rollout so far. A stride is judged when all of it is graded, and a group needs both classes among
+    its rollouts that train.
     """
     aborted = [rollout for slot in pool for rollout in slot.tried if rollout.reward is None]
     own = {at: slot.tried[-1] for at, slot in enumerate(pool) if slot.tried and not slot.running}
@@ -229,13 +231,14 @@ def decide(
     if not pool:
         return Generate(slots=tuple(range(settings.least)))
     more = carried[: settings.most - len(graded)]
-    rewards = [is_positive(rollout) for rollout in (*graded.values(), *more)]
-    size, positive = len(rewards), sum(rewards)
+    members = [*graded.values(), *more]
+    size, positive = len(members), sum(map(is_positive, members))
+    mixed = len({is_positive(rollout) for rollout in members if not rollout.untrained}) > 1
     gain = expected_gain(belief, positive, size, settings.stride)
-    reason = _stop(size, positive, len(pool), gain, rate, settings, exhausted=exhausted)
+    reason = _stop(size, len(pool), gain, rate, settings, mixed=mixed, exhausted=exhausted)
     if reason is None:
         return Generate(slots=tuple(range(len(pool), len(pool) + settings.stride)))
-    if information(positive, size) and size >= settings.least:
+    if mixed and size >= settings.least:
         own_first = sorted(graded, key=lambda at: (not is_positive(graded[at]), at))
         return Grown(
             slots=tuple(own_first),
@@ -252,16 +255,15 @@ def decide(
 
 def _stop(
     size: int,
-    positive: int,
     slots: int,
     gain: float,
     rate: float,
     settings: FrugalSettings,
     *,
+    mixed: bool,
     exhausted: bool,
 ) -> StopReason | None:
     """Say why no more rollouts are requested; None: another stride."""
-    mixed = 0 < positive < size
     if exhausted:
         return StopReason.ABORTS
     if not mixed and size >= settings.give_up:

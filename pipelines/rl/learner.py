@@ -161,9 +161,10 @@ class Learner:
         settings = self.settings
         lr = set_rate([self.optimizer], number, settings.steps, settings)
         found = self._outcomes(batch)
+        by_turn = self._by_turn(batch, found)
         size = -(-len(batch) // settings.updates)
-        parts = [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
-        prepared = [self._rows([batch[at] for at in part], [found[at] for at in part]) for part in parts]
+        parts = [slice(start, start + size) for start in range(0, len(batch), size)]
+        prepared = [self._rows(batch[part], found[part], by_turn[part]) for part in parts]
         old: Rows[list[_Before] | None] = [None]
         if len(parts) > 1:
             with self._passes():
@@ -215,20 +216,19 @@ class Learner:
     def _outcomes(self, batch: Rows[Trained]) -> list[float]:
         """The advantage of each rollout by its outcome, with the weight that it has beside a teacher's."""
         settings = self.settings
-        weight = 1.0 if settings.distill is None else settings.distill.reward
-        if not weight:
+        if not settings.outcome_weight:
             return [0.0] * len(batch)
         found = advantages(
             [shaped(rollout.reward, rollout.tokens, settings.overlong) for rollout in batch],
             [rollout.group for rollout in batch],
             settings.loss.baseline,
         )
-        return [weight * advantage for advantage in found]
+        return [settings.outcome_weight * advantage for advantage in found]
 
-    def _rows(self, batch: Rows[Trained], found: Rows[float]) -> list[_Row]:
-        """Every sequence of this process's part with its rollout's advantage and weight."""
+    def _rows(self, batch: Rows[Trained], found: Rows[float], by_turn: Rows[Rows[float]]) -> list[_Row]:
+        """Every sequence of a part of the batch with the advantages of its rollout and of its turns, and its
+        weight."""
         weights = rollout_weights([rollout.tokens for rollout in batch], self.settings.loss)
-        by_turn = self._by_turn(batch, found)
         rows = []
         for rollout, advantage, turns, weight in zip(batch, found, by_turn, weights, strict=True):
             for number, sequence in enumerate(rollout.sequences):
@@ -246,7 +246,7 @@ class Learner:
         return rows
 
     def _by_turn(self, batch: Rows[Trained], found: Rows[float]) -> list[list[float]]:
-        """Advantages of the scored turns of each rollout."""
+        """Advantages of the scored turns of each rollout; the batch has whole groups, whose means count."""
         process = self.settings.process
         if process is None:
             return [[] for _ in batch]

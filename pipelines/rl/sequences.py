@@ -29,7 +29,8 @@ class TokenSequence:
     """Log-probabilities of the sampled tokens, under the policy that sampled them."""
     versions: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
-    """Steps of the rollout, counted from 0, that the sampled tokens are of."""
+    """Steps of the rollout, counted from 0, that the sampled tokens are of; -1 off the way to its last
+    message."""
     images: list[str] = field(default_factory=list)
     """SHA-256 of the pictures whose tokens are in `ids`, in their order: not one for each token."""
     experts: list[bytes] = field(default_factory=list)

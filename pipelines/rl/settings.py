@@ -195,6 +195,11 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Number of newest policies that are kept on disk; policies that may still sample rollouts are always
     kept."""
 
+    @property
+    def outcome_weight(self) -> float:
+        """Weight of the outcome's advantage: 0 where a teacher alone decides."""
+        return 1.0 if self.distill is None else self.distill.reward
+
 
 METHODS: dict[str, bool] = {"fixed": True, "dynamic": False, "frugal": False}
 """Methods without an interval of positive shares, which TOML cannot express, and whether they keep groups

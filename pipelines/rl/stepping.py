@@ -55,6 +55,8 @@ class Limits(NamedTuple):
     """Whether no member may be left out: the trainer takes groups of N."""
     one_sequence: bool = False
     """Whether each member must be one sequence, as where no harness rewrote history."""
+    contrast: bool = True
+    """Whether a group that lost members needs two rewards: not where outcomes weigh nothing."""
 
 
 class Steps:
@@ -172,7 +174,8 @@ def refusal(
     none.
     """
     left, rows = chosen
-    alike = not group.degenerate and len({member.reward for member in left.members}) < 2
+    alike = limits.contrast and not group.degenerate and len({one.reward for one in left.members}) < 2
+    least = 2 if limits.contrast else 1
     several = [member.rollout_id for member, own in zip(left.members, rows, strict=True) if len(own) != 1]
     incomplete, stale = DropReason.INCOMPLETE, DropReason.STALE
     found: list[tuple[bool, DropReason, str]] = [
@@ -183,7 +186,7 @@ def refusal(
             f"more than one sequence, as a harness rewrote history, in rollout {' '.join(several[:1])}",
         ),
         (
-            len(left.members) < len(group.members) and (limits.whole or alike or len(left.members) < 2),
+            len(left.members) < len(group.members) and (limits.whole or alike or len(left.members) < least),
             incomplete,
             f"{len(left.members)} of {len(group.members)} members have an ending that trains and sequences "
             "within `context`",

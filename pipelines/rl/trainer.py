@@ -98,7 +98,7 @@ class RlTrainer:
         eyes = eyes_of(model, self._processor, blobs.read)
         self._sees = sees(eyes)
         self._feed = Feed(plan, blobs, self._check, routed=settings.router_replay is RouterReplay.ROLLOUT)
-        limits = Limits(settings.staleness, settings.context)
+        limits = Limits(settings.staleness, settings.context, contrast=bool(settings.outcome_weight))
         self._scores = self._scoring(blobs)
         self._endpoint, self._restored = teacher, asyncio.Event()
         self._teacher: TeacherScores | None = None

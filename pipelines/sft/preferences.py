@@ -17,10 +17,14 @@ Pair = tuple[TokenRow, ...]
 
 
 def preference_pairs(rows: Sequence[TokenRow]) -> list[Pair]:
-    """Pairs of the first resolved row of each task with the first unresolved one, the second with the second,
-    as far as there are both. Raises TrainingError where there is no pair."""
+    """Pairs of the first resolved rollout of each task with the first unresolved one, the second with the
+    second, as far as there are both. Of a rollout with several rows, as older datasets have of programs, the
+    first is taken, which is that of its last message. Raises TrainingError where there is no pair."""
     found: list[Pair] = []
-    for _, of_task in groupby(sorted(rows, key=_task), _task):
+    first: dict[str, TokenRow] = {}
+    for row in rows:
+        first.setdefault(row.rollout_id, row)
+    for _, of_task in groupby(sorted(first.values(), key=_task), _task):
         own = list(of_task)
         good, bad = ([row for row in own if row.resolved is resolved] for resolved in (True, False))
         found += zip(good, bad, strict=False)

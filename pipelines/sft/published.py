@@ -1,6 +1,7 @@
 """Publishes the facts of a run as events.
 
-An event's id follows from run, configuration and step: a resumed run that repeats steps stores nothing twice.
+An event's id follows from run, configuration, dataset and step: a resumed run that repeats steps stores
+nothing twice.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ CAMPAIGN = "training"
 _BATCH = 64
 
 
-def training_event(fact: Fact, config_hash: str) -> Event:
+def training_event(fact: Fact, config_hash: str, dataset_sha256: str) -> Event:
     """The event of a fact; deterministic but for its time."""
     match fact:
         case TrainingStarted():
@@ -33,7 +34,7 @@ def training_event(fact: Fact, config_hash: str) -> Event:
             what = "finished"
     return make_event(
         fact,
-        id=digest([CAMPAIGN, fact.run, config_hash, what]),
+        id=digest([CAMPAIGN, fact.run, config_hash, dataset_sha256, what]),
         source=f"orchard/trainer/{fact.run}",
         campaign=CAMPAIGN,
         subject=f"training/{fact.run}",
@@ -51,7 +52,7 @@ class EventSink:
         self._connect = connect
         self._facts: queue.Queue[Fact | None] = queue.Queue()
         self._error: Exception | None = None
-        self._config_hash = ""
+        self._config_hash, self._dataset_sha256 = "", ""
         self._thread = threading.Thread(target=self._run, name="training-events", daemon=True)
 
     def put(self, fact: Fact) -> None:
@@ -85,8 +86,8 @@ class EventSink:
 
     def _event(self, fact: Fact) -> Event:
         if isinstance(fact, TrainingStarted):
-            self._config_hash = fact.config_hash
-        return training_event(fact, self._config_hash)
+            self._config_hash, self._dataset_sha256 = fact.config_hash, fact.dataset_sha256
+        return training_event(fact, self._config_hash, self._dataset_sha256)
 
     async def _batches(self) -> AsyncIterator[list[Fact]]:
         """Yield the facts that have come, as soon as there are any; ends with the sink."""

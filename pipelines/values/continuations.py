@@ -26,6 +26,7 @@ from orchard.schemas.events import (
 )
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import MessageNode
+from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import MEASURED_CAMPAIGN
 from orchard.streams.errors import OutcomeRefused, StreamsError
@@ -95,21 +96,38 @@ async def continuation(
 ) -> Outcome:
     """The outcome of one continuation: that of the log where it has one, else by running it now.
 
-    One that infrastructure aborted runs again. Raises StreamsError.
+    One that infrastructure aborted runs again, and so does one that nobody answered, as often as the request
+    allows attempts to fail. Raises StreamsError.
     """
-    request = point.request(sample)
+    asked = point.request(sample)
     publisher = dependencies.publisher
-    known = await publisher.outcome(request.rollout_id)
-    if known is None:
-        await publisher.event(requested_event(request))
-    elif isinstance(data := done_payload(known.event), RolloutFinished):
-        return data
-    again = await opened(publisher, [(request, known)], reason="measured again", source=SOURCE)
-    if not again:
-        raise StreamsError(f"rollout {request.rollout_id} is being measured by another process: try again")
-    request = again[0]
     beginning = Beginning(history=point.history, spent=point.recorded.spent(point.at), machine=machines)
-    return await run_to_outcome(request, dependencies, beginning)
+    outcome: Outcome | None = None
+    for _ in range(asked.max_tries):
+        known = await publisher.outcome(asked.rollout_id)
+        if known is None:
+            await publisher.event(requested_event(asked))
+        elif isinstance(data := done_payload(known.event), RolloutFinished) and not unanswered(data):
+            return data
+        again = await opened(
+            publisher,
+            [(asked, known)],
+            reason="measured again",
+            source=SOURCE,
+            ended=(ExitStatus.UNANSWERED,),
+        )
+        if not again:
+            raise StreamsError(f"rollout {asked.rollout_id} is being measured by another process: try again")
+        outcome = await run_to_outcome(again[0], dependencies, beginning)
+        if not unanswered(outcome):
+            break
+    assert outcome is not None
+    return outcome
+
+
+def unanswered(outcome: Outcome) -> bool:
+    """Whether the time ran out while the model owed an answer, which says nothing of the policy."""
+    return isinstance(outcome, RolloutFinished) and outcome.exit_status is ExitStatus.UNANSWERED
 
 
 async def run_to_outcome(

@@ -17,7 +17,13 @@ import msgspec
 
 from orchard.injector.errors import SandboxUnsupported
 from orchard.pipelines.values.calibration import wilson
-from orchard.pipelines.values.continuations import SOURCE, MeasuredPoint, Outcome, continuation
+from orchard.pipelines.values.continuations import (
+    SOURCE,
+    MeasuredPoint,
+    Outcome,
+    continuation,
+    unanswered,
+)
 from orchard.pipelines.values.recorded import BEFORE
 from orchard.schemas.campaigns import Timeouts
 from orchard.schemas.events import RolloutAborted, RolloutFinished, make_event, payload
@@ -128,9 +134,15 @@ async def measure(
 def _value(
     point: MeasuredPoint, outcomes: Sequence[Outcome], state: "_State", seconds: float
 ) -> ValueMeasured:
-    graded = [one for one in outcomes if isinstance(one, RolloutFinished) and one.resolved is not None]
+    graded = [
+        one
+        for one in outcomes
+        if isinstance(one, RolloutFinished) and one.resolved is not None and not unanswered(one)
+    ]
     if not graded:
-        causes = Counter(one.cause.value for one in outcomes if isinstance(one, RolloutAborted))
+        causes = Counter(
+            one.cause.value if isinstance(one, RolloutAborted) else one.exit_status.value for one in outcomes
+        )
         named = ", ".join(f"{count} x {cause}" for cause, count in causes.most_common())
         raise PointRefused(
             f"step {point.at}: infrastructure ended every continuation ({named}), so it has no value; "

@@ -7,7 +7,7 @@ import pytest
 
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.rows import read_rows
-from orchard.pipelines.datasets.settings import DatasetSettings
+from orchard.pipelines.datasets.settings import DatasetSettings, Selection
 from orchard.pipelines.trajectories.forests import training
 from orchard.schemas import events as e
 from orchard.schemas.llm_calls import CallKind
@@ -116,6 +116,35 @@ async def test_rows_of_a_program(keep, author, tokenizer: str, tmp_path: Path) -
         ["read"],
     ]
     assert manifest.counts["stored_turns"] == 0
+
+
+@pytest.mark.long
+async def test_a_rollout_of_preferences_is_the_branch_of_its_last_message(
+    keep, author, tokenizer: str, tmp_path: Path
+) -> None:
+    """Each rollout gives work to another agent; two of them are resolved."""
+    blobs, events = BlobStore(str(tmp_path / "store")), []
+    for sample in range(4):
+        whole = author.rollout(sample, ["ls"], resolved=sample % 2 == 0)
+        program = Program(author, blobs, e.payload(whole[-1]), whole[0].rollout_id)
+        other = program.say(None, Role.USER, "Look into a.py.", 0)
+        program.answer(other, SUBAGENT, "Reads.", "read", 1)
+        task = program.say(None, Role.USER, "Repair it.", 0)
+        _, seen = program.answer(task, MAIN, "First.", "bash", 1)
+        leaf = program.say(seen, Role.ASSISTANT, "Done.", 2)
+        program.called(seen, leaf, MAIN, 2, "bash")
+        events += [*whole[:2], *program.ended(leaf)]
+    store = await keep(events)
+    wanted = DatasetSettings(name="pairs", tokenizer=tokenizer, selection=Selection(preferences=2))
+    build(store, wanted, tmp_path / "out")
+    rows = list(read_rows(tmp_path / "out"))
+    assert sorted((row.sample, row.resolved) for row in rows) == [
+        (0, True),
+        (1, False),
+        (2, True),
+        (3, False),
+    ]
+    assert all("Reads." not in row.messages and row.trained_turns == (0, 1) for row in rows)
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from orchard.pipelines.datasets.settings import (
     MixturePart,
     PassRateCondition,
     Selection,
+    Values,
     config_hash,
     read_settings,
 )
@@ -110,6 +111,32 @@ async def test_a_mixture_holds_its_proportion_and_says_what_it_took(
         DatasetError, match=r"mixture\[3\].models: nothing in the store has the model 'nobody'"
     ):
         build(store, settings(tokenizer, mixture=absent), tmp_path / "none")
+
+
+@pytest.mark.long
+async def test_a_cap_counts_what_a_mixture_takes(keep, tokenizer: str, tmp_path: Path) -> None:
+    """Each task has a success and a failure with a rise, and a success of another campaign."""
+    events = []
+    main, beside = Author("main"), Author("beside")
+    for number in range(8):
+        task = f"t{number}"
+        for author, resolved in ((main, True), (main, False), (beside, True)):
+            rollout = author.rollout(
+                0 if resolved else 1, ["ls", "pwd", "submit"], resolved=resolved, task=task
+            )
+            events += rollout
+            if not resolved:
+                events.append(author.annotated(rollout, {0: 0.4, 1: 0.7, 2: 0.1}, 3))
+    store = await keep(events)
+    few = Selection(per_task=1, resolved=3, unresolved=4)
+    parts = (MixturePart(campaigns=("main",), weight=1.0),)
+    wanted = settings(tokenizer, mixture=parts, selection=few, values=Values(annotator="teacher"))
+    made = build(store, wanted, tmp_path / "out")
+    rows = list(read_rows(tmp_path / "out"))
+    assert Counter(row.resolved for row in rows) == {True: 3, False: 4}
+    assert len({row.task_id for row in rows}) == 7, "one of a task"
+    names = ("selected", "dropped_outside_mixture", "dropped_task_cap", "not_selected")
+    assert [made.counts[name] for name in names] == [7, 8, 3, 6]
 
 
 @pytest.mark.long

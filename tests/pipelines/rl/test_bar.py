@@ -30,6 +30,11 @@ def graded(reward: float, tokens: int = 10, status: RolloutStatus = CALM) -> Slo
     return Slot(tried=(Rollout(status=status, tokens=tokens, reward=reward),))
 
 
+def over(reward: float) -> Slot:
+    """Graded, over a limit of an ending that does not train."""
+    return Slot(tried=(Rollout(status=LONG, tokens=1, reward=reward, untrained=True),))
+
+
 def aborted(*causes: str, running: bool = False) -> Slot:
     tried = tuple(Rollout(status=RolloutStatus.ABORTED, cause=cause) for cause in causes)
     return Slot(tried=tried, running=running)
@@ -201,6 +206,39 @@ class TestAborted:
             Rollout(status=RolloutStatus.ABORTED, reward=0.0)
         with pytest.raises(ValueError, match="aborted rollout has no reward"):
             Rollout(status=CALM)
+
+
+class TestUntrained:
+    """Rollouts of an ending that does not train: they are graded, and left out of what is trained on."""
+
+    settings = BarSettings(size=8, budget=16, interval=(0.375, 0.625))
+
+    def test_they_do_not_balance_a_group_while_more_can_be_asked_for(self) -> None:
+        pool = [graded(1.0)] * 4 + [over(-1.0)] * 4
+        assert decide(pool, self.settings) == Generate(slots=tuple(range(8, 16)))
+        found = decide([*pool, *[graded(-1.0)] * 8], self.settings)
+        assert isinstance(found, Assemble) and found.outcome is GroupOutcome.BALANCED
+        assert found.slots == (0, 1, 2, 3, 8, 9, 10, 11)
+
+    def test_a_group_whose_members_all_train_goes_before_one_nearer_to_the_ideal(self) -> None:
+        pool = [graded(1.0)] * 12 + [over(-1.0)] * 3 + [graded(-1.0)]
+        found = decide(pool, self.settings)
+        assert isinstance(found, Assemble) and found.outcome is GroupOutcome.RELAXED
+        assert (found.slots[-1], found.positive) == (15, 7)
+
+    def test_they_complete_a_group_once_the_budget_is_used(self) -> None:
+        pool = [graded(1.0)] * 4 + [graded(-1.0)] * 2 + [over(-1.0)] * 10
+        found = decide(pool, self.settings)
+        assert isinstance(found, Assemble) and found.outcome is GroupOutcome.RELAXED
+        assert found.slots == (0, 1, 2, 3, 4, 5, 6, 7)
+
+    def test_a_group_of_any_n_waits_for_n_that_train_within_the_budget(self) -> None:
+        settings = BarSettings(size=2, budget=4, interval=None)
+        assert decide([graded(1.0), over(-1.0)], settings) == Generate(slots=(2, 3))
+        found = decide([graded(1.0), over(-1.0), over(1.0), graded(-1.0)], settings)
+        assert isinstance(found, Assemble) and found.slots == (0, 3)
+        found = decide([graded(1.0), over(-1.0), over(-1.0), over(-1.0)], settings)
+        assert isinstance(found, Assemble) and (found.slots, found.outcome) == ((0, 1), GroupOutcome.FIXED)
 
 
 class TestRanking:

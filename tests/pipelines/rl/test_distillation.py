@@ -93,7 +93,7 @@ def test_each_token_has_its_own_advantage_and_the_outcomes_with_its_weight(weigh
         rows = sequences(conversation(number))
         scores = [np.linspace(-4, -6, sum(row.mask)).astype("<f4") for row in rows]
         batch.append(Trained(f"r{number}", "g", reward, reward > 0, rows, teacher=scores))
-    found = learner._rows(batch, learner._outcomes(batch))
+    found = learner._rows(batch, learner._outcomes(batch), [()] * len(batch))
     for rollout, row, sign in zip(batch, found, (1, -1), strict=True):
         expected = rollout.teacher[0] - row.sampled + sign * weight / math.sqrt(2)
         assert np.allclose(row.advantages, expected, atol=1e-5)

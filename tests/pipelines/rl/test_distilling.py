@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ from orchard.pipelines.rl.teacher import check_tokenizer
 from orchard.pipelines.rl.trainer import RlTrainer
 from orchard.pipelines.sft.processes import Processes
 from orchard.pipelines.tasks.registry import TaskRegistry
-from orchard.schemas.events import payload
+from orchard.schemas.events import make_event, payload
 from orchard.schemas.groups import DropReason, GroupDropped, GroupScored, PolicyUpdated
 from orchard.schemas.queues import Queue
 from orchard.schemas.training import PolicyStep
@@ -223,6 +224,33 @@ async def test_equal_rollouts_are_scored_once_and_a_group_that_is_refused_is_dro
     (drop,) = await facts(connection, GroupDropped)
     assert (drop.group_id, drop.reason) == ("run.2", DropReason.UNSCORED)
     assert "maximum context length" in drop.detail
+
+
+async def test_a_teacher_that_alone_decides_needs_no_contrast(connection, models, tmp_path):
+    """The only failure of a group has an ending that does not train; the successes do, though all alike."""
+    student, teacher = models
+    blobs = BlobStore(str(tmp_path / "store"))
+    settings = run_settings(
+        str(student),
+        str(tmp_path / "out"),
+        steps=1,
+        prompts_per_step=1,
+        keep_degenerate=True,
+        objective=RunObjective.DISTILL,
+        distill=Distillation(teacher="teacher", reward=0.0),
+    )
+    plan = plan_of(settings)
+    start = await begin(connection, blobs, plan)
+    *events, made = whole_group(plan, 0, rewards=(1.0, 1.0, -1.0))
+    late = plan.request(0, 2).rollout_id
+    group = msgspec.structs.replace(payload(made), untrained=(late,))
+    made = make_event(group, id=made.id, source="test", campaign=plan.name, subject=made.subject)
+    await Publisher(connection).events([*events, made, *whole_group(plan, 1)])
+    async with served(teacher, "teacher") as other:
+        trainer = RlTrainer(settings, plan, connection, blobs, ALONE, engines=(), teacher=asks(other))
+        await asyncio.wait_for(trainer.run(start), 240)
+    (update,) = await facts(connection, PolicyUpdated)
+    assert (update.groups, update.left_out) == (("run.0",), (late,))
 
 
 async def test_a_teacher_with_another_tokenizer_is_refused(models, tmp_path):

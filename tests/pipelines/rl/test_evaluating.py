@@ -33,7 +33,16 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from tests.pipelines.policy.small_models import write_model
-from tests.pipelines.rl.test_coordinator import blobs, connection, fair, outcome, plan, train, workers
+from tests.pipelines.rl.test_coordinator import (
+    UNANSWERED,
+    blobs,
+    connection,
+    fair,
+    outcome,
+    plan,
+    train,
+    workers,
+)
 from tests.pipelines.rl.written_log import TASKS, run_settings, whole_group
 
 __all__ = ["blobs", "connection"]
@@ -69,7 +78,7 @@ async def all_facts(connection: Connection, *kinds: type) -> list[msgspec.Struct
 
 def test_a_score_is_a_mean_over_tasks_of_what_was_graded() -> None:
     run = evaluating_plan()
-    rewards = (1.0, -1.0, 1.0, None, None, None)
+    rewards = (1.0, -1.0, 1.0, UNANSWERED, None, None)
     requests = run.eval_requests(2)
     outcomes = {
         request.rollout_id: payload(outcome(request, 1, reward))
@@ -81,6 +90,9 @@ def test_a_score_is_a_mean_over_tasks_of_what_was_graded() -> None:
         run="run", version=2, evaluation="run-v2", tasks=2, graded=3, resolved=2, ungraded=3,
         score=0.75, low=low, high=high,
     )  # fmt: skip
+    strict = msgspec.structs.replace(run, unanswered=True)
+    made = evaluated(strict, 2, outcomes)
+    assert made is not None and (made.graded, made.score) == (4, 0.5), "where such rollouts train"
     none = {request.rollout_id: payload(outcome(request, 1, None)) for request in requests}
     made = evaluated(run, 2, none)
     assert made is not None and (made.score, made.low, made.ungraded) == (None, None, 6)
@@ -151,6 +163,31 @@ async def test_no_rollout_is_evaluated_twice_wherever_the_coordinator_is_killed(
         ("PolicyEvaluated", 0), ("PolicyUpdated", 1), ("PolicyUpdated", 2), ("PolicyEvaluated", 2),
         ("PolicyUpdated", 3), ("PolicyUpdated", 4), ("PolicyEvaluated", 4),
     ]  # fmt: skip
+
+
+async def test_a_rollout_that_nobody_answered_is_asked_again_and_counts_for_nothing(
+    connection: Connection, blobs: BlobStore
+) -> None:
+    """The server answers one of the second version on its second try, and another never."""
+    run = evaluating_plan(steps=2)
+    late, never = [request.rollout_id for request in run.eval_requests(2)[:2]]
+    start = await begin(connection, blobs, run)
+
+    def judge(request: RolloutRequest, number: int) -> float | None:
+        if not run.is_evaluation(request.campaign):
+            return fair(request, number)
+        waits = request.rollout_id == never or (request.rollout_id == late and number == 1)
+        return UNANSWERED if waits else 1.0
+
+    async with asyncio.timeout(100), workers(connection, judge) as runs:
+        coordinator = Coordinator(connection, run, blobs=blobs)
+        await asyncio.gather(train(connection, run, start), coordinator.run(start))
+    assert (runs[late], runs[never]) == (2, run.max_tries)
+    scores = [
+        (one.version, one.score, one.graded, one.ungraded)
+        for one in await all_facts(connection, PolicyEvaluated)
+    ]
+    assert scores == [(0, 1.0, 6, 0), (2, 1.0, 5, 1)]
 
 
 async def test_the_trainer_waits_for_scores_and_keeps_the_best_policy(

@@ -72,6 +72,23 @@ async def test_a_member_that_the_trainer_left_out_is_left_out_and_slime_takes_wh
         assert [record["advantage"] for record in records] == pytest.approx([2**-0.5, -(2**-0.5)], rel=1e-5)
 
 
+@pytest.mark.parametrize(("rewards", "left"), [((1.0, -1.0, 1.0), 2), ((1.0, 1.0, -1.0), 0)])
+async def test_a_member_whose_ending_does_not_train_is_left_out_of_a_group_that_none_has_taken(
+    export, rewards, left
+):
+    """The third of three; without it, one of the groups is of one class."""
+    plan = plan_of(run_settings(bar=BarSettings(size=2, budget=3, stride=3, interval=None)))
+    *events, made = whole_group(plan, 0, rewards=rewards)
+    late = plan.request(0, 2).rollout_id
+    group = msgspec.structs.replace(payload(made), untrained=(late,))
+    made = make_event(group, id=made.id, source="t", campaign="run", subject=made.subject)
+    records, skipped = await export([*events, made], "verl", plan)
+    assert [record["rollout_id"] for record in records] == [
+        plan.request(0, slot).rollout_id for slot in range(left)
+    ]
+    assert skipped == ({} if left else {"run.0": DropReason.INCOMPLETE})
+
+
 @pytest.mark.parametrize("keep", [True, False])
 async def test_groups_of_one_class_are_written_where_the_run_trains_on_them_and_counted_otherwise(
     export, keep

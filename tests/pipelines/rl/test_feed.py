@@ -13,7 +13,7 @@ from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence, sequences
 from orchard.pipelines.rl.stepping import Limits, Steps, fitting, oldest_version, refusal
 from orchard.schemas.events import make_event, payload
-from orchard.schemas.groups import DropReason, GroupDropped, GroupOutcome, PolicyUpdated
+from orchard.schemas.groups import DropReason, GroupDropped, GroupOutcome, PolicyUpdated, PromptFailed
 from orchard.storage.blobs import BlobStore
 from orchard.streams.records import StoredEvent
 from tests.pipelines.rl.written_log import (
@@ -118,6 +118,17 @@ async def test_what_no_group_can_want_is_forgotten(feed):
     assert feed._messages == {}
 
 
+def test_a_dropped_group_is_forgotten_whoever_dropped_it(feed):
+    """The coordinator drops those of one class, another process those that its teacher cannot score."""
+    events = [*whole_group(PLAN, 0, rewards=(1.0, 1.0)), *whole_group(PLAN, 1)]
+    for number, reason in enumerate((DropReason.DEGENERATE, DropReason.UNSCORED)):
+        drop = GroupDropped(run="run", group_id=f"run.{number}", reason=reason)
+        events.append(make_event(drop, id=f"drop.{number}", source="test", campaign="run"))
+    feed.take(stored(events))
+    assert not feed.waiting
+    assert (feed._messages, feed._parents) == ({}, {})
+
+
 async def test_a_member_without_tokens_is_not_trained_on(feed):
     request = PLAN.request(0, 0)
     feed.take(
@@ -211,13 +222,14 @@ async def test_only_members_that_train_are_checked(tmp_path):
         assert drops == ([] if members else ["a token names policy version 7"])
 
 
-async def test_what_a_prompt_left_over_is_there_for_a_later_group_and_then_forgotten(tmp_path):
-    """Frugal sampling gave prompt 0 up; prompt 5, of the same task, takes its rollouts."""
+@pytest.mark.parametrize("end", ["one class", "aborts"])
+async def test_what_a_prompt_left_over_is_there_for_a_later_group_and_then_forgotten(tmp_path, end):
+    """Frugal sampling gave prompt 0 up, or it failed; prompt 5, of the same task, takes its rollouts."""
     plan = plan_of(run_settings(frugal=FrugalSettings(least=2, most=4, stride=2, give_up=2, reuse=1)))
     later = next(prompt for prompt in range(5, 10) if plan.task_of(prompt) == plan.task_of(0))
     feed = Feed(plan, BlobStore(str(tmp_path)))
     left, idle = ([*whole_group(plan, prompt)][:-1] for prompt in (0, 1))
-    given_up = [gave_up(plan, prompt) for prompt in (0, 1)]
+    given_up = [(gave_up if end == "one class" else failed)(plan, prompt) for prompt in (0, 1)]
     own = [*whole_group(plan, later)][:-1]
     joined = assembled(plan, later, [0, 1], [1.0, -1.0])
     extra = assembled(plan, 0, [0, 1], [-1.0, -1.0])
@@ -241,6 +253,13 @@ def gave_up(plan, prompt):
     event = assembled(plan, prompt, [], [])
     group = msgspec.structs.replace(payload(event), outcome=GroupOutcome.ONE_CLASS, degenerate=True)
     return make_event(group, id=f"run.gave-up.{prompt}", source="orchard/test", campaign="run")
+
+
+def failed(plan, prompt):
+    data = PromptFailed(
+        run="run", prompt=prompt, task_id=plan.task_of(prompt).task_id, causes=("sandbox_died",)
+    )
+    return make_event(data, id=f"run.failed.{prompt}", source="orchard/test", campaign="run")
 
 
 def policy(version):

@@ -39,9 +39,12 @@ def rollout(positive: bool) -> Rollout:
 
 
 def graded(marks: str) -> list[Slot]:
-    """`+` resolved, `-` not, `x` aborted."""
-    aborted = Rollout(status=RolloutStatus.ABORTED, cause="sandbox_died")
-    return [Slot(tried=(aborted if mark == "x" else rollout(mark == "+"),)) for mark in marks]
+    """`+` resolved, `-` not, `x` aborted, `o` not resolved and of an ending that does not train."""
+    known = {
+        "x": Rollout(status=RolloutStatus.ABORTED, cause="sandbox_died"),
+        "o": Rollout(status=RolloutStatus.TRUNCATED, reward=-1.0, untrained=True),
+    }
+    return [Slot(tried=(known.get(mark) or rollout(mark == "+"),)) for mark in marks]
 
 
 @given(SEEN, st.randoms(use_true_random=False))
@@ -121,10 +124,13 @@ def test_every_prompt_ends_and_every_graded_rollout_of_a_group_trains(chance, ra
         ("--------", 0.0, OneClass),
         ("---x", 0.1, Generate),
         ("-+-" + "x", 0.0, Generate),
+        ("++oo", 0.1, Generate),
+        ("++oo-+++", 0.1, Grown),
+        ("++oo++++", 0.1, OneClass),
     ],
 )
 def test_another_stride_is_asked_for_while_it_is_worth_more_than_a_new_prompt(marks, rate, found) -> None:
-    hits, misses = marks.count("+"), marks.count("-")
+    hits, misses = marks.count("+"), marks.count("-") + marks.count("o")
     belief = posterior([VersionCounts(0, hits, hits + misses)], 0, SETTINGS)
     assert type(decide(graded(marks), [], belief, rate, SETTINGS)) is found
 

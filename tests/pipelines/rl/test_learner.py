@@ -187,7 +187,7 @@ def test_advantages_are_made_of_rewards_less_the_penalty_for_length(model, monke
     batch, seen = rollouts(), []
     limit = max(rollout.tokens for rollout in batch)
     trainer = Learner(settings(overlong=Overlong(limit=limit, buffer=limit)), model, ALONE)
-    monkeypatch.setattr(trainer, "_rows", lambda _, found: seen.append(found) or [])
+    monkeypatch.setattr(trainer, "_rows", lambda _, found, *__: seen.append(found) or [])
     trainer.step(0, batch)
     expected = []
     for group in ("g0", "g1"):
@@ -199,7 +199,7 @@ def test_advantages_are_made_of_rewards_less_the_penalty_for_length(model, monke
 def test_a_row_is_resolved_where_the_grader_found_the_task_solved(model):
     sequence = TokenSequence([1, 2, 3], [0, 0, 1], [0.0, 0.0, -1.0], [-1, -1, 0])
     batch = [Trained("right", "g", -1.0, True, [sequence]), Trained("wrong", "g", 1.0, False, [sequence])]
-    rows = Learner(settings(), model, ALONE)._rows(batch, [1.0, -1.0])
+    rows = Learner(settings(), model, ALONE)._rows(batch, [1.0, -1.0], [(), ()])
     assert {found.row.rollout_id: found.row.resolved for found in rows} == {"right": True, "wrong": False}
 
 

@@ -11,6 +11,8 @@ from orchard.pipelines.policy.server import PolicyServer
 from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.feed import Feed
 from orchard.pipelines.rl.learner import Learner, Trained
+from orchard.pipelines.trajectories.reading import assistants, path
+from orchard.pipelines.values.cases import steps_of
 from orchard.schemas.campaigns import Budget, ModelSpec
 from orchard.schemas.llm_calls import CallKind, LLMCall
 from orchard.schemas.messages import MessageNode, Role
@@ -54,7 +56,7 @@ async def test_a_step_trains_what_was_sampled_for_the_work_and_nothing_else(tmp_
     directory = write_model(tmp_path / "model")
     blobs = BlobStore(str(tmp_path / "store"))
     feed = Feed(PLAN, blobs)
-    events, sampled = [], []
+    events, sampled, judged = [], [], []
     engine = EngineSettings(slots=8, context=1024, prefix_cache=True)
     async with PolicyServer(directory, settings=engine) as server:
         endpoint = EndpointSettings(base_url=server.url, extra_body={"return_token_ids": True})
@@ -76,7 +78,7 @@ async def test_a_step_trains_what_was_sampled_for_the_work_and_nothing_else(tmp_
                 await a_program(recording)
                 events.append(requested_event(request))
                 events += [about(request, fact, str(n)) for n, fact in enumerate(facts)]
-                events.append(finished(request, 1.0 - 2 * slot))
+                events.append(finished(request, 1.0 - 2 * slot, leaf=recording.leaf))
                 calls = [fact for fact in facts if isinstance(fact, LLMCall)]
                 assert [call.call_kind for call in calls][:2] == [CallKind.TITLE, CallKind.MAIN]
                 nodes = {fact.node_id: fact for fact in facts if isinstance(fact, MessageNode)}
@@ -84,6 +86,10 @@ async def test_a_step_trains_what_was_sampled_for_the_work_and_nothing_else(tmp_
                 dropped = calls[2].node  # the second question was asked twice
                 wanted = [name for name in consumed if name != dropped or dropped == calls[3].node]
                 sampled.append([token for name in wanted for token in nodes[name].tokens.ids])
+                way = assistants(path(nodes, recording.leaf))
+                assert len(steps_of(path(nodes, recording.leaf))) == len(way) == 2
+                step_of = {node.node_id: step for step, node in enumerate(way)}
+                judged.append([step_of.get(name, -1) for name in wanted for _ in nodes[name].tokens.ids])
                 offered = {call.tools.sha256 for call in calls if call.tools is not None}
                 assert [msgspec.json.decode(blobs.get(calls[1].tools))] == [[BASH]]
                 assert len(offered) == 1
@@ -95,6 +101,12 @@ async def test_a_step_trains_what_was_sampled_for_the_work_and_nothing_else(tmp_
         for own in rows
     ]
     assert trained == sampled
+    steps = [
+        [step for row in own for step, trains in zip(row.turns, row.mask, strict=True) if trains]
+        for own in rows
+    ]
+    assert steps == judged, "a judge's step is one on the way to the last message, and no other"
+    assert all({-1, 1} == set(own) for own in judged)
     batch = [Trained(f"r{n}", "g", 1.0 - 2 * n, not n, own) for n, own in enumerate(rows)]
     learner = Learner(settings(context=1024, temperature=1.0), load_model(directory), ALONE)
     before = [parameter.detach().clone() for parameter in learner.model.parameters()]

@@ -78,14 +78,48 @@ def test_tokens_get_the_advantage_of_their_own_turn(model: Any) -> None:
         Trained("a", "g", 1.0, True, rows, (0.5, -0.5, 0.0)),
         Trained("b", "g", -1.0, False, sequences(conversation(2, turns=3))),
     ]
-    first, second = learner._rows(batch, [2.0, -2.0])
+
+    def rows_of(batch: list[Trained], found: list[float]) -> Any:
+        return learner._rows(batch, found, learner._by_turn(batch, found))
+
+    first, second = rows_of(batch, [2.0, -2.0])
     lengths = [len(record.ids) for record in conversation(1, turns=3)]
     assert first.advantages == pytest.approx(np.repeat([3.0, 1.0, 2.0], lengths))
     assert set(second.advantages) == {-2.0}, "a rollout that was not scored has the outcome's alone"
     later = sequences(conversation(1, turns=2), turns=[4, 1])
-    (other,) = learner._rows([Trained("a", "g", 1.0, True, later, (0.5, -0.5))], [2.0])
+    (other,) = rows_of([Trained("a", "g", 1.0, True, later, (0.5, -0.5))], [2.0])
     assert set(other.advantages[: lengths[0]]) == {2.0}, "a step that the judge did not see"
     assert set(other.advantages[lengths[0] :]) == {1.0}
+    beside = sequences(conversation(1, turns=2), turns=[-1, 1])
+    (other,) = rows_of([Trained("a", "g", 1.0, True, beside, (0.5, -0.5))], [2.0])
+    assert set(other.advantages[: lengths[0]]) == {2.0}, "an answer to another agent"
+
+
+def test_the_mean_of_turns_is_over_the_whole_group_where_a_step_has_several_updates(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups of two and four updates: each has one rollout."""
+    learner = Learner(run_settings(process=PROCESS, updates=4), model, ALONE)
+    turns = [(0.5, -0.5), (0.1, 0.0), (0.25, -0.25), (-0.5, -0.5)]
+    groups, rewards = ["a", "a", "b", "b"], [1.0, -1.0, 1.0, -1.0]
+    batch = [
+        Trained(f"r{at}", group, reward, reward > 0, sequences(conversation(at)), own)
+        for at, (group, reward, own) in enumerate(zip(groups, rewards, turns, strict=True))
+    ]
+    seen: list[Any] = []
+    make = learner._rows
+
+    def spy(*told: Any) -> Any:
+        seen.extend(make(*told))
+        return []  # the model has fewer words than these rows
+
+    monkeypatch.setattr(learner, "_rows", spy)
+    learner.step(0, batch)
+    outcomes = learner._outcomes(batch)
+    expected = turn_advantages(outcomes, groups, turns, PROCESS)
+    assert len(seen) == len(batch)
+    for row, own in zip(seen, expected, strict=True):
+        assert sorted(set(row.advantages.tolist())) == pytest.approx(sorted(set(own)))
 
 
 def test_a_run_without_process_reward_keeps_its_hash() -> None:

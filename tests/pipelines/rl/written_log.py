@@ -88,9 +88,15 @@ def message(
     attempt: int = 1,
     blobs: BlobStore | None = None,
 ) -> Event:
-    """A message of the policy; its tokens in a blob where `blobs` is given."""
+    """A message of the policy, after that of the number before; its tokens in a blob where `blobs` is
+    given."""
     node = MessageNode(
-        node_id=f"n{number}", parent=None, role=Role.ASSISTANT, turn=number + 1, content="x", tokens=tokens
+        node_id=f"n{number}",
+        parent=f"n{number - 1}" if number else None,
+        role=Role.ASSISTANT,
+        turn=number + 1,
+        content="x",
+        tokens=tokens,
     )
     if blobs is not None:
         rest = blobs.put(msgspec.json.encode(NodeRest(tokens=tokens)), "application/json")
@@ -99,7 +105,12 @@ def message(
 
 
 def finished(
-    request: RolloutRequest, reward: float, attempt: int = 1, *, resolved: bool | None = None
+    request: RolloutRequest,
+    reward: float,
+    attempt: int = 1,
+    *,
+    resolved: bool | None = None,
+    leaf: str | None = None,
 ) -> Event:
     done = RolloutFinished(
         task_id=request.task.task_id,
@@ -117,6 +128,7 @@ def finished(
         exit_status=ExitStatus.SUBMITTED,
         reward=reward,
         resolved=reward > 0 if resolved is None else resolved,
+        leaf=leaf,
     )
     return about(request, done, "done", attempt)
 

@@ -15,6 +15,7 @@ from orchard.streams.errors import StreamsError
 from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
+from tests.pipelines.sft.small_runs import token_rows, write_dataset
 
 
 async def run_with_events(settings, url: str) -> None:
@@ -54,6 +55,21 @@ async def test_a_run_is_in_the_log_and_resumed_steps_are_not_there_twice(run_set
     again = await logged(nats_server.url)
     assert [fact.step for fact in again if isinstance(fact, TrainingStep)] == [1, 2, 3, 4, 5, 6]
     assert [fact.resumed_step for fact in again if isinstance(fact, TrainingStarted)] == [0, 4]
+
+
+@pytest.mark.long
+async def test_a_run_over_a_dataset_that_was_built_again_is_another_one(run_settings, nats_server):
+    """Under the same name, with the same configuration: the dataset's directory has other rows by then."""
+    async with connect(NatsSettings(), name="test", url=nats_server.url) as connection:
+        await declare(connection, NatsSettings(), [])
+    settings = run_settings(run="run", checkpoint_every=0)
+    await run_with_events(settings, nats_server.url)
+    write_dataset(Path(settings.dataset), token_rows(25)[1:])
+    await run_with_events(run_settings("again", run="run", checkpoint_every=0), nats_server.url)
+    facts = await logged(nats_server.url)
+    assert len({fact.dataset_sha256 for fact in facts if isinstance(fact, TrainingStarted)}) == 2
+    assert [fact.step for fact in facts if isinstance(fact, TrainingStep)] == [1, 2, 3, 4, 5, 6] * 2
+    assert sum(isinstance(fact, TrainingFinished) for fact in facts) == 2
 
 
 @pytest.mark.long

@@ -49,6 +49,19 @@ def test_pairs_are_of_one_task_and_every_row_is_in_one_at_most() -> None:
         preference_pairs([row for row in rows_of_tasks() if row.resolved])
 
 
+def test_a_rollout_of_several_rows_is_in_one_pair() -> None:
+    """Of a program that wrote its history anew, or gave work to other agents: the rows after the first."""
+    rows = []
+    for row in rows_of_tasks():
+        others = [msgspec.structs.replace(row, example_id=f"{row.rollout_id}.1.{at}") for at in (1, 2)]
+        rows += [row, *(others if row.resolved else [])]
+    expected = preference_pairs(rows_of_tasks())
+    found = preference_pairs(rows)
+    assert [[row.example_id for row in pair] for pair in found] == [
+        [row.example_id for row in pair] for pair in expected
+    ]
+
+
 def by_trl(policy: torch.Tensor, reference: torch.Tensor, beta: float) -> torch.Tensor:
     """The loss of trl's DPOTrainer of answers with one token each; [pairs, 2] as in `dpo_loss`."""
     flat = policy.T.reshape(-1, 1)

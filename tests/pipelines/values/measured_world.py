@@ -42,6 +42,8 @@ class Policy:
     answering: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared: requests wait."""
     requests: int = 0
+    silent: int = 0
+    """Number of the next requests that get no answer."""
 
     async def chat(self, request: web.Request) -> web.Response:
         """One completion."""
@@ -49,6 +51,9 @@ class Policy:
         self.requests += 1
         self.asked.set()
         await self.answering.wait()
+        if self.silent:
+            self.silent -= 1
+            await asyncio.Event().wait()
         number = sum(message["role"] == "assistant" for message in body["messages"])
         command = self.commands[number] if number < len(self.commands) else SUBMIT
         call = {

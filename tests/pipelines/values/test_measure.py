@@ -202,6 +202,23 @@ async def test_what_infrastructure_ends_is_in_no_value_and_runs_again(world: Wor
 
 
 @pytest.mark.long
+async def test_what_nobody_answers_is_in_no_value_and_runs_again(world: World) -> None:
+    """Both continuations are asked again; the server owes one an answer for ever."""
+    recorded = await world.play(EDIT, DIFF)
+    budget = Budget(steps=12, wall_seconds=8.0)
+    request = msgspec.structs.replace(recorded.request, budget=budget, max_tries=2)
+    recorded = replace(recorded, request=request)
+    world.policy.silent = 3
+    found = await measured(world, world.point(recorded, 0, "script", 2))
+    assert (found.value.value, found.value.samples, found.value.aborted) == (1.0, 1, 1)
+    world.policy.silent = 2
+    with pytest.raises(PointRefused, match=r"every continuation \(1 x unanswered\)"):
+        await measured(world, world.point(recorded, 0, "script/other"))
+    whole = await measured(world, world.point(recorded, 0, "script", 3))
+    assert (whole.value.value, whole.value.samples, whole.value.aborted) == (1.0, 3, 0)
+
+
+@pytest.mark.long
 async def test_the_budget_counts_on(world: World) -> None:
     """Three steps are all there are: after the second there is one more, after the third none."""
     recorded = await world.play(EDIT, "pwd", "pwd", "pwd", budget=Budget(steps=3))
