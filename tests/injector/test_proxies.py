@@ -1,25 +1,20 @@
 """What a proxy answers in the service's place is not the service's word: it is asked again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from orchard.injector.agent.protocol import REASON_HEADER, REQUEST_ID_HEADER
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxRequestInvalid, SandboxUnavailable
+from tests.injector.proxy import BAD_GATEWAY, PAGE, Proxy, proxied
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
 
-HOP_BY_HOP = {"connection", "host", "transfer-encoding", "content-length", "upgrade"}
-PAGE = "<html><body>maintenance</body></html>"
-BAD_GATEWAY = (502, PAGE, "text/html")
 FOREIGN = [
     BAD_GATEWAY,
     (504, "upstream request timeout", "text/plain"),
@@ -35,101 +30,6 @@ FOREIGN = [
 ]
 """Status, body and media type."""
 SERVER = "python3 -u -m http.server 8123 --bind 127.0.0.1"
-
-
-class Proxy:
-    """Passes requests on, but answers the next ones itself while `answers` has any."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.answers: list[web.Response] = []
-        self.asked: list[str] = []
-        self.lines: list[web.WebSocketResponse] = []
-        self._changed = asyncio.Condition()
-
-    def instead(self, *answers: tuple[int, str | bytes, str], **headers: str) -> None:
-        for status, body, media in answers:
-            data = body.encode() if isinstance(body, str) else body
-            self.answers.append(
-                web.Response(status=status, body=data, content_type=media, headers=headers or None)
-            )
-
-    async def until(self, condition: Callable[[], bool], end: Awaitable[object]) -> None:
-        """Wait until a condition of this proxy holds; fails if `end` comes before."""
-
-        async def holds() -> None:
-            async with self._changed:
-                await self._changed.wait_for(condition)
-
-        waits = {asyncio.ensure_future(holds()), asyncio.ensure_future(end)}
-        done, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for one in left - {end}:
-            one.cancel()
-        assert end not in done, "it ended"
-        for one in done:
-            one.result()
-
-    async def _noted(self, line: web.WebSocketResponse | None = None) -> None:
-        async with self._changed:
-            self.lines += [] if line is None else [line]
-            self._changed.notify_all()
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(f"{request.method} {request.path}")
-        await self._noted()
-        if self.answers:
-            await request.read()
-            return self.answers.pop(0)
-        if "upgrade" in request.headers:
-            return await self._line(request)
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
-        async with (
-            aiohttp.ClientSession(auto_decompress=False) as session,
-            session.request(
-                request.method, self._url + request.path_qs, data=await request.read(), headers=headers
-            ) as reply,
-        ):
-            said = {name: value for name, value in reply.headers.items() if name.lower() not in HOP_BY_HOP}
-            return web.Response(status=reply.status, body=await reply.read(), headers=said)
-
-    async def _line(self, request: web.Request) -> web.StreamResponse:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.ws_connect(self._url + request.path_qs) as there,
-        ):
-            here = web.WebSocketResponse()
-            await here.prepare(request)
-            await self._noted(here)
-
-            async def pump(
-                source: AsyncIterator[aiohttp.WSMessage],
-                text: Callable[[str], Awaitable[None]],
-                data: Callable[[bytes], Awaitable[None]],
-            ) -> None:
-                async for message in source:
-                    if message.type is aiohttp.WSMsgType.TEXT:
-                        await text(message.data)
-                    else:
-                        await data(message.data)
-
-            pumps = [
-                asyncio.create_task(pump(here, there.send_str, there.send_bytes)),
-                asyncio.create_task(pump(there, here.send_str, here.send_bytes)),
-            ]
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-            for one in pumps:
-                one.cancel()
-            await here.close()
-        return here
-
-
-@asynccontextmanager
-async def proxied(url: str) -> AsyncIterator[tuple[Proxy, str]]:
-    proxy = Proxy(url)
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", proxy.handle)
-    async with TestServer(app) as server:
-        yield proxy, str(server.make_url("")).rstrip("/")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from orchard.injector.agent.protocol import REASON_HEADER
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxError, SandboxFailed
 from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailure
@@ -207,11 +208,13 @@ async def held(url: str) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Even
             body = await request.read()
             there = url + request.path_qs
             async with session.request(request.method, there, data=body, headers=request.headers) as reply:
-                status, text, kind = reply.status, await reply.read(), reply.content_type
+                names = ("Content-Type", REASON_HEADER)
+                said = {name: reply.headers[name] for name in names if name in reply.headers}
+                status, text = reply.status, await reply.read()
             if (request.method, request.path) == ("POST", "/sandboxes"):
                 made.set()
                 await answer.wait()
-            return web.Response(status=status, body=text, content_type=kind)
+            return web.Response(status=status, body=text, headers=said)
 
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", forward)
