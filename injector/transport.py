@@ -125,7 +125,9 @@ class Transport:
 
         return await self._patiently(attempt)
 
-    async def download(self, path: str, params: Mapping[str, str], target: IO[bytes], limit: int) -> None:
+    async def download(
+        self, path: str, params: Mapping[str, str], target: IO[bytes], limit: int, media: str = RAW
+    ) -> None:
         """Write the response of a GET into a file, completely or not at all; retries from its start.
 
         Raises SandboxFileTooLarge beyond `limit` bytes, whatever the service said.
@@ -134,7 +136,7 @@ class Transport:
         async def attempt() -> None:
             target.seek(0)
             target.truncate()
-            async for piece in self._received(path, params, limit):
+            async for piece in self._received(path, params, limit, media):
                 await asyncio.to_thread(target.write, piece)
 
         await self._patiently(attempt)
@@ -144,13 +146,15 @@ class Transport:
 
         async def attempt() -> bytes:
             buffer = io.BytesIO()
-            async for piece in self._received(path, params, limit):
+            async for piece in self._received(path, params, limit, RAW):
                 buffer.write(piece)
             return buffer.getvalue()
 
         return await self._patiently(attempt)
 
-    async def _received(self, path: str, params: Mapping[str, str], limit: int) -> AsyncIterator[bytes]:
+    async def _received(
+        self, path: str, params: Mapping[str, str], limit: int, media: str
+    ) -> AsyncIterator[bytes]:
         size = 0
         with self._explained(self._timeout):
             async with self._opened().get(
@@ -158,7 +162,7 @@ class Transport:
                 headers={**self.headers, "Accept": RAW},
                 timeout=aiohttp.ClientTimeout(total=self._timeout),
             ) as reply:
-                await self._check(reply, RAW)
+                await self._check(reply, media)
                 async for piece in reply.content.iter_chunked(PIECE):
                     size += len(piece)
                     if size > limit:

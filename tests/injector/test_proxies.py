@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -66,10 +67,15 @@ async def test_what_is_never_the_services_is_unavailable_in_the_end(
             assert caught.value.reason == "foreign_answer"
 
 
-async def test_a_page_is_no_file_and_no_output(proxy: tuple[Proxy, str], behind: AsyncSandbox) -> None:
+async def test_a_page_is_no_file_and_no_output(
+    proxy: tuple[Proxy, str], behind: AsyncSandbox, tmp_path: Path
+) -> None:
     await behind.upload_content("content", "/workspace/f")
     proxy[0].instead((200, PAGE, "text/html"), BAD_GATEWAY)
     assert await behind.download_content("/workspace/f") == b"content"
+    proxy[0].instead((200, PAGE, "text/html"), BAD_GATEWAY)
+    await behind.download_directory("/workspace", tmp_path)
+    assert (tmp_path / "f").read_bytes() == b"content"
     job = await behind.start("echo out")
     proxy[0].instead((200, PAGE, "text/html"), BAD_GATEWAY)
     said = [piece.data async for piece in behind.follow(job) if hasattr(piece, "data")]
