@@ -13,6 +13,7 @@ from aiohttp import web
 from orchard.injector.agent.protocol import REASON_HEADER
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxError, SandboxFailed
+from orchard.injector.results import ended_with_sandbox
 from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailure
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.sandboxes import Job, JobEnding, JobStatus
@@ -22,7 +23,6 @@ from orchard.workers.episode.sandboxes import (
     SandboxMachine,
     SandboxSettings,
     classified,
-    ended_with_sandbox,
 )
 from orchard.workers.failures import InfrastructureError, LimitExceeded, NotWritable, SandboxEvicted
 from orchard.workers.graders.carrying import carry
