@@ -1,6 +1,10 @@
 """Errors of the sandbox service, one type for each thing that a caller would do about it."""
 
+from collections.abc import Mapping
+
 import msgspec
+
+from orchard.injector.agent.protocol import REASON_HEADER, REQUEST_ID_HEADER
 
 
 class SandboxError(Exception):
@@ -130,10 +134,23 @@ def error_for(status: int, detail: str, reason: str | None) -> SandboxError:
     return kind(detail, status=status, reason=reason)
 
 
+def is_own_error(headers: Mapping[str, str], body: bytes) -> bool:
+    """Whether an error is the service's own word, and not that of a proxy in front of it: it has a reason.
+
+    The version before gave some errors no reason; they have a request id and a `detail`.
+    """
+    if REASON_HEADER in headers:
+        return True
+    try:
+        return REQUEST_ID_HEADER in headers and "detail" in msgspec.json.decode(body, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
 def detail_of(data: bytes) -> str:
     try:
         detail = msgspec.json.decode(data)["detail"]
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return data.decode(errors="replace")[:500]
     if isinstance(detail, list):
         return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in detail)

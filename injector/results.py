@@ -1,11 +1,22 @@
 """Results of the SDK's methods: the service's records with convenience methods."""
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from orchard.schemas.sandboxes import FileEntry, FileWritten, Health, Job, JobStatus, PatchResult
+from orchard.injector.errors import SandboxFailed
+from orchard.schemas.sandboxes import (
+    ENDED_WITH_SANDBOX,
+    FileEntry,
+    FileWritten,
+    Health,
+    Job,
+    JobEnding,
+    JobStatus,
+    PatchResult,
+)
 
 
 class _Subscriptable(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,3 +78,22 @@ class PassedJob(Job, frozen=True, kw_only=True):
 
     stdout: msgspec.Raw = msgspec.Raw(b'""')  # type: ignore[assignment]
     stderr: msgspec.Raw = msgspec.Raw(b'""')  # type: ignore[assignment]
+
+
+def ended_with_sandbox(job: Job) -> bool:
+    """Whether the sandbox ended, or was restored to a snapshot, under the command.
+
+    Some agents do not say so (before `ending` existed, or later ones with a value unknown here). Then a job
+    without exit code was never reported by its process, and a SIGKILL with a reason that is neither time nor
+    memory was the service's: nothing here cancels commands.
+    """
+    if job.ending not in (None, JobEnding.UNKNOWN):
+        return job.ending in ENDED_WITH_SANDBOX
+    killed = job.exit_code == -signal.SIGKILL and job.error is not None
+    return job.exit_code is None or (killed and not (job.timed_out or job.oom_killed))
+
+
+def check_outlived(job: Job) -> None:
+    """Raise SandboxFailed if the sandbox ended under the command: the job says nothing about the command."""
+    if ended_with_sandbox(job):
+        raise SandboxFailed(f"sandbox {job.sandbox_id} ended under a command: {job.error or 'it is gone'}")

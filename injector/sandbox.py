@@ -12,7 +12,7 @@ from aiohttp import ClientWebSocketResponse
 
 from orchard.injector import environment, operations
 from orchard.injector.agent.protocol import COMMAND_TIMEOUT, WORKSPACE
-from orchard.injector.errors import SandboxError, SandboxUnavailable
+from orchard.injector.errors import SandboxError, SandboxFailed, SandboxNotFound
 from orchard.injector.following import Exit, Output, follow
 from orchard.injector.process import AsyncContainerProcess
 from orchard.injector.results import JobResult
@@ -353,9 +353,9 @@ class AsyncSandbox(SandboxStates):
             await asyncio.sleep(interval)
             try:
                 await self.heartbeat()
-            except SandboxUnavailable as error:
-                log.warning("sandbox %s: no heartbeat: %s", self.sandbox_id, error)
-            except SandboxError as error:
+            except (SandboxNotFound, SandboxFailed) as error:
                 # Its next use will raise the same; there is nothing left to keep alive.
                 log.warning("sandbox %s: heartbeat ended: %s", self.sandbox_id, error)
                 return
+            except SandboxError as error:
+                log.warning("sandbox %s: no heartbeat: %s", self.sandbox_id, error)

@@ -155,7 +155,8 @@ class SandboxFiles:
     async def _download(
         self, operation: operations.ApiOperation, path: str, target: IO[bytes], limit: int
     ) -> None:
-        await self._transport.download(operation.at(self.sandbox_id), {"path": path}, target, limit)
+        media = operation.reply_media or operations.RAW
+        await self._transport.download(operation.at(self.sandbox_id), {"path": path}, target, limit, media)
 
 
 def _written(path: str, mode: int | None) -> dict[str, str]:

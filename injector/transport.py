@@ -25,13 +25,18 @@ from orchard.injector.errors import (
     SandboxUnavailable,
     detail_of,
     error_for,
+    is_own_error,
 )
-from orchard.injector.operations import API_KEY_HEADER, JSON, KEY, RAW, ApiOperation
+from orchard.injector.operations import API_KEY_HEADER, EVENTS, JSON, KEY, RAW, ApiOperation
 from orchard.injector.tunnels import AsyncTunnel
 
 OVERLOAD = "overload"
 """Reason of a response by an overloaded replica."""
 
+FOREIGN = "foreign_answer"
+"""Reason of an answer that is not the service's own."""
+FOREIGN_SHOWN = 200
+"""Characters of such an answer that are quoted."""
 EVENTS_SILENCE = 60.0
 """Seconds without a byte after which an event stream is lost: the service sends something every 15."""
 PIECE = 1024 * 1024
@@ -97,8 +102,9 @@ class Transport:
     ) -> T:
         """Send a request and decode the JSON response as `kind`; retries while the service is unavailable.
 
-        Raises the typed errors. `name` is that of the operation's sandbox or job. An operation with
-        idempotency keys gets one if `key` is None. `timeout` bounds one attempt, in seconds.
+        It is unavailable, too, while a proxy answers in its place. Raises the typed errors. `name` is that of
+        the operation's sandbox or job. An operation with idempotency keys gets one if `key` is None.
+        `timeout` bounds one attempt, in seconds.
         """
         headers = dict(self.headers)
         if KEY in operation.parameters:
@@ -109,12 +115,19 @@ class Transport:
             data = wire.encode(body)
             headers["Content-Type"] = JSON
         path, seconds = operation.at(name), timeout or self._timeout
-        answer = await self._patiently(
-            lambda: self._try(operation.method, path, data, params, headers, seconds)
-        )
-        return wire.decode(answer, kind)
 
-    async def download(self, path: str, params: Mapping[str, str], target: IO[bytes], limit: int) -> None:
+        async def attempt() -> T:
+            status, answer = await self._try(operation.method, path, data, params, headers, seconds)
+            try:
+                return wire.decode(answer, kind)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise self._foreign(status, answer, str(error)) from error
+
+        return await self._patiently(attempt)
+
+    async def download(
+        self, path: str, params: Mapping[str, str], target: IO[bytes], limit: int, media: str = RAW
+    ) -> None:
         """Write the response of a GET into a file, completely or not at all; retries from its start.
 
         Raises SandboxFileTooLarge beyond `limit` bytes, whatever the service said.
@@ -123,7 +136,7 @@ class Transport:
         async def attempt() -> None:
             target.seek(0)
             target.truncate()
-            async for piece in self._received(path, params, limit):
+            async for piece in self._received(path, params, limit, media):
                 await asyncio.to_thread(target.write, piece)
 
         await self._patiently(attempt)
@@ -133,13 +146,15 @@ class Transport:
 
         async def attempt() -> bytes:
             buffer = io.BytesIO()
-            async for piece in self._received(path, params, limit):
+            async for piece in self._received(path, params, limit, RAW):
                 buffer.write(piece)
             return buffer.getvalue()
 
         return await self._patiently(attempt)
 
-    async def _received(self, path: str, params: Mapping[str, str], limit: int) -> AsyncIterator[bytes]:
+    async def _received(
+        self, path: str, params: Mapping[str, str], limit: int, media: str
+    ) -> AsyncIterator[bytes]:
         size = 0
         with self._explained(self._timeout):
             async with self._opened().get(
@@ -147,8 +162,7 @@ class Transport:
                 headers={**self.headers, "Accept": RAW},
                 timeout=aiohttp.ClientTimeout(total=self._timeout),
             ) as reply:
-                if reply.status >= 400:
-                    raise _error(reply, await reply.read())
+                await self._check(reply, media)
                 async for piece in reply.content.iter_chunked(PIECE):
                     size += len(piece)
                     if size > limit:
@@ -167,9 +181,11 @@ class Transport:
         unlimited = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=EVENTS_SILENCE)
         with self._explained(self._timeout):
             reply = await self._opened().get(self._at(path, params), headers=self.headers, timeout=unlimited)
-            if reply.status >= 400:
-                async with reply:
-                    raise _error(reply, await reply.read())
+            try:
+                await self._check(reply, EVENTS)
+            except BaseException:
+                reply.close()
+                raise
         return reply
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
@@ -192,7 +208,8 @@ class Transport:
 
     async def _try(
         self, method: str, path: str, data: Any, params: Any, headers: dict[str, str], timeout: float
-    ) -> bytes:
+    ) -> tuple[int, bytes]:
+        """Return status and body of an answer that is no error."""
         with self._explained(timeout):
             async with self._opened().request(
                 method,
@@ -203,8 +220,8 @@ class Transport:
             ) as reply:
                 answer = await reply.read()
         if reply.status >= 400:
-            raise _error(reply, answer)
-        return answer
+            raise self._error(reply, answer)
+        return reply.status, answer
 
     async def _try_line(self, path: str) -> aiohttp.ClientWebSocketResponse:
         try:
@@ -213,8 +230,39 @@ class Transport:
                     self._url + path, headers=self.headers, max_msg_size=FRAME_LIMIT
                 )
         except aiohttp.WSServerHandshakeError as error:
-            reason = None if error.headers is None else error.headers.get(REASON_HEADER)
+            headers = {} if error.headers is None else error.headers
+            if not is_own_error(headers, b""):
+                raise self._foreign(error.status, b"", f"no WebSocket to {path}") from error
+            reason = headers[REASON_HEADER]
             raise error_for(error.status, f"no WebSocket to {path}: {error.status}", reason) from error
+
+    async def _check(self, reply: aiohttp.ClientResponse, media: str) -> None:
+        """Raise the error that the answer is, or that it is another thing than the content asked for."""
+        if reply.status >= 400:
+            raise self._error(reply, await reply.read())
+        if reply.content_type != media:
+            raise self._foreign(reply.status, await reply.content.read(FOREIGN_SHOWN), reply.content_type)
+
+    def _error(self, reply: aiohttp.ClientResponse, body: bytes) -> SandboxError:
+        reason, after = reply.headers.get(REASON_HEADER), reply.headers.get("Retry-After", "")
+        error: SandboxError = self._foreign(reply.status, body, reply.content_type)
+        waits = True
+        if is_own_error(reply.headers, body):
+            error = error_for(reply.status, detail_of(body), reason)
+            # Of a replica that is only ending, others may be asked at once.
+            waits = reply.status == 429 or reason == OVERLOAD or reason in PASSING
+        if isinstance(error, SandboxUnavailable) and waits:
+            error.retry_after = float(after) if after.isdigit() else None
+        return error
+
+    def _foreign(self, status: int, body: bytes, what: str) -> SandboxUnavailable:
+        """Make the error for an answer that the service did not write, which says nothing of the request."""
+        shown = body.decode(errors="replace")[:FOREIGN_SHOWN]
+        return SandboxUnavailable(
+            f"not the sandbox service but something in front of {self._url} answered {status} ({what}): "
+            f"{shown!r}",
+            reason=FOREIGN,
+        )
 
     @contextmanager
     def _explained(self, timeout: float) -> Iterator[None]:
@@ -262,13 +310,3 @@ async def _pieces(source: IO[bytes]) -> AsyncIterator[bytes]:
     source.seek(0)
     while piece := await asyncio.to_thread(source.read, PIECE):
         yield piece
-
-
-def _error(reply: aiohttp.ClientResponse, body: bytes) -> SandboxError:
-    reason, after = reply.headers.get(REASON_HEADER), reply.headers.get("Retry-After", "")
-    error = error_for(reply.status, detail_of(body), reason)
-    # Of a replica that is only ending, others may be asked at once.
-    waits = reply.status == 429 or reason == OVERLOAD or reason in PASSING
-    if isinstance(error, SandboxUnavailable) and waits:
-        error.retry_after = float(after) if after.isdigit() else None
-    return error

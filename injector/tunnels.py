@@ -181,18 +181,23 @@ class AsyncTunnel:
             self._close_listener()
 
     async def _lined(self) -> aiohttp.ClientWebSocketResponse:
-        """Open a connection that is ready; retries if one breaks before, or while a restore runs."""
+        """Open a connection that is ready.
+
+        Retries while a restore runs, and some times if one breaks before or the service has a fault of its
+        own.
+        """
         pause = FIRST_PAUSE
         while True:
             try:
                 return await self._asked()
-            except _Lost:
-                if pause > LONGEST_PAUSE:
-                    raise
             except SandboxConflict as error:
                 if error.reason != _PENDING:
                     raise
                 pause = min(pause, LONGEST_PAUSE)
+            except SandboxError as error:
+                fault = isinstance(error, _Lost) or error.status == SandboxError.default_status
+                if not fault or pause > LONGEST_PAUSE:
+                    raise
             await asyncio.sleep(pause)
             pause *= 2
 
@@ -210,7 +215,10 @@ class AsyncTunnel:
             message = await line.receive()
             if message.type is not aiohttp.WSMsgType.TEXT:
                 raise _Lost("the tunnel was lost before it was open")
-            first = msgspec.json.decode(message.data, type=_First)
+            try:
+                first = msgspec.json.decode(message.data, type=_First)
+            except msgspec.DecodeError as error:
+                raise _Lost(f"the tunnel's first message is not the service's: {error}") from error
             if first.type != "ready":
                 raise error_for(first.status, first.message, first.reason)
         except BaseException:

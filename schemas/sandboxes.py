@@ -408,6 +408,10 @@ class PreparedImages(msgspec.Struct, frozen=True, kw_only=True):
     """Whether nothing more will come."""
     images: list[PreparedImage]
 
+    def has(self, image: PreparedImage) -> bool:
+        """Whether the image is on a node, and on all that have room."""
+        return image.pulled > 0 and image.pulled + self.skipped >= self.nodes
+
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     """Reply to DELETE, heartbeat, pause and resume: `deleted`, `ok`, `paused` or `resumed`."""

@@ -31,8 +31,12 @@ async def refusing(
                     detail = {"detail": f"because of {reason}"}
                     return web.json_response(detail, status=status, headers={REASON_HEADER: reason})
             async with session.request(request.method, there, data=body, headers=request.headers) as reply:
-                text, kind = await reply.read(), reply.content_type
-                return web.Response(status=reply.status, body=text, content_type=kind)
+                said = {
+                    name: reply.headers[name]
+                    for name in ("Content-Type", REASON_HEADER)
+                    if name in reply.headers
+                }
+                return web.Response(status=reply.status, body=await reply.read(), headers=said)
 
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", forward)

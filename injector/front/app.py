@@ -1,13 +1,14 @@
 """Handlers of a front: a creation goes where the most room is, every later request where its id says.
 
-Ids begin with the name of their service, so a front keeps no state and any number may run. Bodies
+Ids begin with the name of their service, so a front needs no store and any number may run. Bodies
 pass through; keys, limits and errors are the services' own.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -17,14 +18,20 @@ from yarl import URL
 
 from orchard.injector import wire
 from orchard.injector.agent.protocol import FRAME_LIMIT, KEY_HEADER, REASON_HEADER
-from orchard.injector.errors import SandboxError, SandboxUnavailable, SandboxUnsupported
-from orchard.injector.front.upstreams import FrontSettings, Upstream, Upstreams
+from orchard.injector.errors import (
+    SandboxError,
+    SandboxUnavailable,
+    SandboxUnsupported,
+    error_for,
+    is_own_error,
+)
+from orchard.injector.front.upstreams import LOOK_TIMEOUT, FrontSettings, Upstream, Upstreams
 from orchard.injector.operations import API_KEY_HEADER
 from orchard.injector.orchestrator.keys import offered_protocols
 from orchard.injector.orchestrator.origins import refusal
 from orchard.injector.orchestrator.relay import relay
 from orchard.injector.resources import resources
-from orchard.schemas.sandboxes import CreateSandbox, ForkSandbox, Health, Resources
+from orchard.schemas.sandboxes import CreateSandbox, ForkSandbox, Health, Resources, SandboxInfo
 
 HOP_BY_HOP = frozenset(
     {
@@ -41,6 +48,11 @@ HOP_BY_HOP = frozenset(
 )
 BODY_LIMIT = 1 << 20
 TERMINALS = ("/sandboxes/{id}/exec/pty", "/sandboxes/{id}/tunnel")
+PASSED_REFUSALS = frozenset({401, 403, 429, 503})
+"""Statuses by which a service refuses to say whether it has a sandbox, and which clients understand."""
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class Front:
@@ -93,6 +105,8 @@ class Front:
             return _error(error.status, error.detail, error.reason)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             return _error(422, str(error), "request_invalid")
+        except web.HTTPException as error:
+            return _error(error.status, error.reason, error_for(error.status, "", None).reason)
         return answer
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -102,12 +116,14 @@ class Front:
         return _json(Health(status="healthy", detail=f"without {', '.join(down)}" if down else ""))
 
     async def _resources(self, request: web.Request) -> web.Response:
-        found = [msgspec.convert(each, Resources) for _, each in await self._everywhere(request)]
+        found = await self._everywhere(request, Resources)
         nodes = [node for each in found for node in each.nodes]
         return _json(resources(nodes, [pod for each in found for pod in each.sandbox_pods]))
 
     async def _list(self, request: web.Request) -> web.Response:
-        return _json([info for _, each in await self._everywhere(request) for info in each])
+        return _json(
+            [info for each in await self._everywhere(request, list[dict[str, Any]]) for info in each]
+        )
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -122,28 +138,69 @@ class Front:
         if key is not None:
             choice = await self._with_it_first(request, choice, key)
         for upstream in choice:
-            body = wire.encode({**document, "sandbox_id": upstream.new_id(key)})
-            with suppress(_NotReached):
+            sandbox_id = upstream.new_id(key)
+            if key is not None:
+                upstream.sends(sandbox_id, asyncio.get_running_loop().time())
+            try:
+                body = wire.encode({**document, "sandbox_id": sandbox_id})
                 reply = await self._forward(request, upstream, data=body)
-                if reply.status == 200:
-                    upstream.took(wanted.cpu, wanted.memory)
-                return reply
-            upstream.room = None
+            except _NotReached:
+                upstream.was_not_reached(sandbox_id)
+                upstream.room = None
+                continue
+            if reply.status == 200:
+                upstream.took(wanted.cpu, wanted.memory)
+            return reply
         raise _down(self._upstreams.all)
 
     async def _with_it_first(self, request: web.Request, choice: list[Upstream], key: str) -> list[Upstream]:
-        """Put the service first that has the sandbox of this key already: it repeats its answer."""
+        """Put the service first that has the sandbox of this key already: it repeats its answer.
 
-        async def has(upstream: Upstream) -> bool:
-            with suppress(_NotReached):
-                async with self._asked(
-                    request, upstream, "GET", f"/sandboxes/{upstream.new_id(key)}"
-                ) as reply:
-                    return reply.status == 200
+        Raises SandboxUnavailable if none says so and one that may have it says neither: then the client asks
+        again (decision 152).
+        """
+        everyone = self._upstreams.all
+        there = await asyncio.gather(
+            *(self._has(request, one, key) for one in everyone), return_exceptions=True
+        )
+        for upstream, has in zip(everyone, there, strict=True):
+            if has is True:
+                return [upstream, *(one for one in choice if one is not upstream)]
+        for has in there:
+            if isinstance(has, BaseException):
+                raise has
+        return choice
+
+    async def _has(self, request: web.Request, upstream: Upstream, key: str) -> bool:
+        """Whether a service has the sandbox of a key. Raises what there is to say if that is not known."""
+        sandbox_id = upstream.new_id(key)
+        sent = upstream.may_have(sandbox_id)
+        if upstream.room is None and not sent:
             return False
-
-        there = await asyncio.gather(*(has(one) for one in choice))
-        return [one for _, one in sorted(zip(there, choice, strict=True), key=lambda each: not each[0])]
+        try:
+            async with (
+                asyncio.timeout(LOOK_TIMEOUT),
+                self._asked(request, upstream, "GET", f"/sandboxes/{sandbox_id}") as reply,
+            ):
+                content = await reply.read()
+        except _NotReached as error:
+            if sent:
+                raise _down([upstream]) from error
+            return False
+        except (TimeoutError, aiohttp.ClientError) as error:
+            raise _down([upstream]) from error
+        if reply.status == 200 and _decoded(content, SandboxInfo) is not None:
+            return True
+        if is_own_error(reply.headers, content):
+            if reply.status == 404:
+                return False
+            if reply.status in PASSED_REFUSALS:
+                raise _Refused(reply.status, content, reply.headers)
+        raise SandboxUnavailable(
+            f"{upstream.name} at {upstream.url} does not say whether it has the sandbox of this idempotency "
+            f"key: it answered {reply.status}",
+            reason="upstream_unclear",
+        )
 
     async def _fork(self, request: web.Request) -> web.StreamResponse:
         upstream = self._of(request)
@@ -181,7 +238,9 @@ class Front:
             )
         except aiohttp.WSServerHandshakeError as refused:
             said = {} if refused.headers is None else refused.headers
-            reason = said.get(REASON_HEADER, "refused")
+            if not is_own_error(said, b""):
+                raise _down([upstream]) from refused
+            reason = said[REASON_HEADER]
             detail = f"{upstream.name} does not open this WebSocket: {reason}"
             return _error(refused.status, detail, reason)
         except (aiohttp.ClientError, OSError) as error:
@@ -207,17 +266,23 @@ class Front:
         """Return the service of the request's sandbox or job, whose id begins with the sandbox's."""
         return self._upstreams.of(request.match_info["id"].partition(".")[0])
 
-    async def _everywhere(self, request: web.Request) -> list[tuple[Upstream, Any]]:
-        """Ask all services that are up; one that does not answer now is left out. Raises the error of one
-        that refuses."""
+    async def _everywhere(self, request: web.Request, kind: type[T]) -> list[T]:
+        """Ask all services that are up; one that does not answer now, or in whose place something else does,
+        is left out. Raises the error of one that refuses."""
         found = []
         for upstream in self._upstreams.up:
             with suppress(_NotReached):
                 async with self._asked(request, upstream, "GET", request.raw_path) as reply:
                     content = await reply.read()
-                    if reply.status != 200:
-                        raise _Refused(reply.status, content, reply.headers)
-                    found.append((upstream, msgspec.json.decode(content)))
+                if reply.status != 200 and is_own_error(reply.headers, content):
+                    raise _Refused(reply.status, content, reply.headers)
+                answer = _decoded(content, kind) if reply.status == 200 else None
+                if answer is None:
+                    log.warning(
+                        "%s is left out: an answer %d is not the service's", upstream.name, reply.status
+                    )
+                else:
+                    found.append(answer)
         if not found:
             raise _down(self._upstreams.all)
         return found
@@ -297,6 +362,14 @@ def _passed(headers: Mapping[str, str]) -> CIMultiDict[str]:
 async def _document(request: web.Request) -> dict[str, Any]:
     raw = await request.read()
     return msgspec.json.decode(raw or b"{}", type=dict[str, Any])
+
+
+def _decoded(content: bytes, kind: type[T]) -> T | None:
+    """Decode a service's answer; None if it is something else's."""
+    try:
+        return wire.decode(content, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _json(document: Any) -> web.Response:

@@ -21,6 +21,9 @@ from orchard.schemas.toml_text import parsed_toml
 LOOK_SECONDS = 5.0
 """Pause between two looks at the room of the services."""
 LOOK_TIMEOUT = 5.0
+"""Seconds that a service has to tell its room, or whether it has a sandbox."""
+SENT_KEPT = 3600.0
+"""Seconds for which a creation with an idempotency key is known to have been sent to a service."""
 NAME = re.compile(r"[a-z][a-z0-9]{0,7}")
 
 log = logging.getLogger(__name__)
@@ -69,6 +72,25 @@ class Upstream:
         self.tls = True if settings.tls_ca is None else ssl.create_default_context(cafile=settings.tls_ca)
         self.room: Amounts | None = None
         """What is free; None while it does not answer."""
+        self._sent: dict[str, tuple[int, float]] = {}
+        """Creations sent here by sandbox id, the oldest first: how many, and when the last."""
+
+    def sends(self, sandbox_id: str, now: float) -> None:
+        """Note, before a creation is sent, that the sandbox may be here from now on; `now` in seconds."""
+        count, _ = self._sent.pop(sandbox_id, (0, now))
+        self._sent[sandbox_id] = (count + 1, now)
+        while (oldest := next(iter(self._sent))) and now - self._sent[oldest][1] > SENT_KEPT:
+            del self._sent[oldest]
+
+    def was_not_reached(self, sandbox_id: str) -> None:
+        """Take a creation back that was not sent after all."""
+        count, when = self._sent.pop(sandbox_id, (1, 0.0))
+        if count > 1:
+            self._sent[sandbox_id] = (count - 1, when)
+
+    def may_have(self, sandbox_id: str) -> bool:
+        """Whether a creation of this sandbox was sent here within the last hour."""
+        return sandbox_id in self._sent
 
     def new_id(self, key: str | None) -> str:
         """Return an id for a new sandbox here: the same for the same idempotency key."""
@@ -129,9 +151,15 @@ class Upstreams:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        await asyncio.gather(*(self._look(one) for one in self.all))
+        """Look at each service; what is wrong with one costs no other."""
+        results = await asyncio.gather(*(self._look(one) for one in self.all), return_exceptions=True)
+        for upstream, result in zip(self.all, results, strict=True):
+            if isinstance(result, Exception):
+                upstream.room = None
+                log.error("%s gets no new sandboxes", upstream.name, exc_info=result)
 
     async def _look(self, upstream: Upstream) -> None:
+        """Learn the room of one service; it gets none from an answer that is not understood."""
         before = upstream.room
         try:
             async with self._session.get(
@@ -142,7 +170,7 @@ class Upstreams:
             ) as reply:
                 reply.raise_for_status()
                 upstream.room = msgspec.json.decode(await reply.read(), type=Resources).available
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.ValidationError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             upstream.room = None
             if before is not None:
                 log.warning("%s gets no new sandboxes: %s", upstream.name, error or type(error).__name__)

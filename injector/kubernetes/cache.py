@@ -55,6 +55,8 @@ class PodCache(BackgroundTask):
         self._lost = True
         """Whether a list is needed before the next watch."""
         self._synced = asyncio.Event()
+        self._followed = 0.0
+        self._watch_began: float | None = None
 
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
@@ -74,6 +76,13 @@ class PodCache(BackgroundTask):
     def is_synced(self) -> bool:
         """Whether all Pods are known, as they were a moment ago."""
         return self._synced.is_set() and not self._lost
+
+    @property
+    def followed(self) -> float:
+        """Seconds for which changes were received: a clock that stands still while the watch is broken."""
+        if self._watch_began is None:
+            return self._followed
+        return self._followed + asyncio.get_running_loop().time() - self._watch_began
 
     def __iter__(self) -> Iterator[Pod]:
         return iter(list(self._pods.values()))
@@ -217,8 +226,12 @@ class PodCache(BackgroundTask):
             "timeoutSeconds": str(WATCH_SECONDS),
         }
         async with self._api.watch(self.path, params, WATCH_SILENCE) as lines:
-            async for line in lines:
-                self._heed(msgspec.json.decode(line, type=WatchEvent))
+            self._watch_began = asyncio.get_running_loop().time()
+            try:
+                async for line in lines:
+                    self._heed(msgspec.json.decode(line, type=WatchEvent))
+            finally:
+                self._followed, self._watch_began = self.followed, None
 
     def _heed(self, event: WatchEvent) -> None:
         if event.type == "ERROR":

@@ -6,6 +6,7 @@ here, for the lease's duration. A holder stops by itself before that.
 
 import asyncio
 import logging
+import math
 import random
 import time
 from contextlib import suppress
@@ -53,6 +54,8 @@ class Leadership(BackgroundTask):
         """The version seen last, and since when by the event loop's clock."""
         self._until = 0.0
         self._lease: ClusterLease | None = None
+        self.since = math.inf
+        """When the present or last leadership began, by the event loop's clock."""
 
     @property
     def leading(self) -> bool:
@@ -88,7 +91,6 @@ class Leadership(BackgroundTask):
         if step is LeaseAction.WAIT:
             self._until = 0.0
             return
-        led = self.leading
         try:
             self._lease = await self._write(version, holder=self._identity)
         except ApiRefused as error:
@@ -97,9 +99,10 @@ class Leadership(BackgroundTask):
             self._until = 0.0  # somebody was faster
             return
         self._seen = (self._lease.metadata.resource_version, begun)
-        self._until = begun + self._seconds * TRUST
-        if not led:
+        if not self.leading:  # also when the write took longer than the trust in the one before
+            self.since = loop.time()
             log.info("leading: this orchestrator cleans up")
+        self._until = begun + self._seconds * TRUST
 
     async def _read(self) -> ClusterLease | None:
         patience = self._seconds / RENEWALS

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from orchard.injector.errors import SandboxError
 from orchard.injector.kubernetes import pod_metadata, policies, prepull, reconcile, warm
+from orchard.injector.kubernetes.activity import IdleTimes
 from orchard.injector.kubernetes.api import ClusterApi, passing_over, selector
 from orchard.injector.kubernetes.background_task import BackgroundTask
 from orchard.injector.kubernetes.cache import PodCache
@@ -47,6 +48,7 @@ class Maintenance(BackgroundTask):
         self._ahead = prepull.QueuePrepull(prepull.Prepull(api, settings), settings)
         self._slots = Slots(cache, settings.per_node)
         self._admission = PodAdmission(api, cache.path)
+        self._idle = IdleTimes()
         self._asked = asyncio.Event()
         self._swept = 0.0
         self._room: dict[str, float] = {}
@@ -84,8 +86,9 @@ class Maintenance(BackgroundTask):
         self._room = {uid: since for uid, since in self._room.items() if now - since < SCHEDULING}
         ahead, follows = self._settings.prepull_queue, any(pool.most for pool in self._settings.warm.values())
         demand = await self._demand.images() if ahead or follows else {}
+        idle = self._idle.at(self._cache.followed, self._cache, self._leadership.since)
         due = reconcile.actions(
-            self._cache, self._settings, self._fingerprint, time.time(), demand, self._room.keys()
+            self._cache, self._settings, self._fingerprint, time.time(), demand, self._room.keys(), idle
         )
         for result in await asyncio.gather(*(self._do(action) for action in due), return_exceptions=True):
             if isinstance(result, SandboxError):

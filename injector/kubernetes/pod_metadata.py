@@ -24,7 +24,8 @@ USER_LABELS = "labels.orchard/"
 REQUEST = "orchard/request"
 """Annotation with the request, its key and its time (`CreationRecord`)."""
 TOUCHED = "orchard/touched"
-"""Annotation with the time of last use, in epoch seconds; at most a quarter of its time to live late."""
+"""Annotation with the time of last use, in epoch seconds by the clock of who wrote it; at most a quarter of
+its time to live late. Others only see whether it changes."""
 INTRODUCING = "orchard/introducing"
 """Annotation with the time at which an orchestrator last set out to give the agent its key."""
 INTRODUCED = "orchard/introduced"
@@ -138,12 +139,6 @@ def _creation_record(text: str) -> CreationRecord | None:
         return msgspec.json.decode(text, type=CreationRecord)
     except msgspec.DecodeError:
         return None
-
-
-def moment(pod: Pod, annotation: str) -> float | None:
-    """Parse an annotation with a time; None without it."""
-    text = pod.annotations.get(annotation)
-    return None if text is None else float(text)
 
 
 def fingerprint(secret: bytes) -> str:

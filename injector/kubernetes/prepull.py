@@ -27,7 +27,7 @@ from orchard.injector.kubernetes.objects import (
 )
 from orchard.injector.kubernetes.resources import is_open
 from orchard.injector.kubernetes.settings import KubernetesSettings
-from orchard.injector.kubernetes.status import START_REASONS
+from orchard.injector.kubernetes.status import IMAGE_UNAVAILABLE, LOST_CONTAINER, START_REASONS
 from orchard.schemas.sandboxes import PreparedImage, PreparedImages
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ AT_ONCE = 10
 """Images of the queue that a node pulls before the next ones begin."""
 PATIENCE = 600.0
 """Seconds after which images of the queue are left to the sandboxes, so that one that does not come holds up
-no other."""
+no other; and before it is pulled again."""
 LOOK = 10.0
 """Seconds between two looks at the nodes for the queue."""
 _TINY = {"cpu": "10m", "memory": "16Mi"}
@@ -97,7 +97,9 @@ class QueuePrepull:
         self._prepull = prepull
         self._settings = settings
         self._there: dict[str, set[str]] = {}
-        """Images that were pulled, or were tried, by node."""
+        """Images that were pulled, or never will be, by node."""
+        self._rests: dict[str, float] = {}
+        """When to pull an image again that did not come."""
         self._batch: tuple[list[str], set[str]] = ([], set())
         self._most = AT_ONCE
         self._looks_at = self._ends_at = float("-inf")
@@ -110,7 +112,9 @@ class QueuePrepull:
         self._looks_at = now + LOOK
         nodes = {node.metadata.name: node for node in await self._prepull.nodes()}
         if not self._batch[0]:
-            self._batch = next_batch(self._permitted(waiting), nodes.keys(), self._there, self._most)
+            self._rests = {image: until for image, until in self._rests.items() if until > now}
+            wanted = {image: count for image, count in waiting.items() if image not in self._rests}
+            self._batch = next_batch(self._permitted(wanted), nodes.keys(), self._there, self._most)
             self._ends_at = now + PATIENCE
         images, names = self._batch
         if not images:
@@ -118,15 +122,18 @@ class QueuePrepull:
         try:
             told = await self._prepull.step(images, [nodes[name] for name in names if name in nodes])
             over = told.done or now > self._ends_at
+            settled = {one.image for one in told.images if told.has(one) or one.reason in _FINAL.values()}
         except SandboxRequestInvalid as error:
             log.warning("%s cannot be pulled ahead: %s", ", ".join(images), error.detail)
             over, self._most = len(images) == 1, 1  # from now on one refused image costs no other
+            settled = {*images}
             if not over:
                 self._batch = ([], set())
         if over:
             self._there = {name: self._there.get(name, set()) for name in nodes}
             for name in names & nodes.keys():
-                self._there[name].update(images)
+                self._there[name].update(settled)
+            self._rests |= dict.fromkeys({*images} - settled, now + PATIENCE)
             self._batch = ([], set())
 
     def _permitted(self, waiting: Mapping[str, int]) -> dict[str, int]:
@@ -157,12 +164,13 @@ def next_step(
     """Decide about one list of images: `pods` are those that pull it, at most one for each node."""
     names = {_pod_name(images, node.metadata.name): node for node in nodes if is_open(node, settings)}
     there = {pod.name: pod for pod in pods}
+    counted = [pod for pod in there.values() if pod.name in names]
     full = {name for name, node in names.items() if name not in there and _full(node, settings)}
     working = sum(not _over(pod) for pod in there.values())
     missing = [name for name in names if name not in there and name not in full]
     begin = missing[: max(0, settings.prepull_nodes - working)]
     done = not missing and not working
-    skipped = len(full) + sum(_without_node(pod) for pod in there.values())
+    skipped = len(full) + sum(_without_node(pod) for pod in counted)
     return PrepullStep(
         create=[_manifest(name, names[name].metadata.name, images, settings) for name in begin],
         delete=list(there.values()) if done else [],
@@ -170,7 +178,7 @@ def next_step(
             nodes=len(names),
             skipped=skipped,
             done=done,
-            images=[_told(number, image, there.values()) for number, image in enumerate(images)],
+            images=[_told(number, image, counted) for number, image in enumerate(images)],
         ),
     )
 
@@ -181,24 +189,31 @@ def abandoned(pods: Iterable[Pod], settings: KubernetesSettings, now: float) -> 
 
 
 def _told(number: int, image: str, pods: Iterable[Pod]) -> PreparedImage:
-    statuses = [
-        one for pod in pods for one in pod.status.container_statuses if one.name == _container(number)
-    ]
-    causes = [(cause, status) for status in statuses if (cause := _failure(status)) is not None]
-    reason, message = "", ""
-    if causes:
-        cause, status = causes[0]
-        waiting = status.state.waiting
-        reason = _FINAL.get(cause, "image_unavailable")
-        message = "" if waiting is None else waiting.message or waiting.reason
-    return PreparedImage(
-        image=image, pulled=sum(map(_pulled, statuses)), failed=len(causes), reason=reason, message=message
-    )
+    pulled = 0
+    causes: list[tuple[str, str]] = []
+    for pod in pods:
+        if _without_node(pod):
+            continue  # its node is skipped
+        status = next((one for one in pod.status.container_statuses if one.name == _container(number)), None)
+        failure = None if status is None else _failure(status)
+        if status is not None and _pulled(status):
+            pulled += 1
+        elif status is not None and failure is not None:
+            waiting = status.state.waiting
+            words = "" if waiting is None else waiting.message or waiting.reason
+            causes.append((_FINAL.get(failure, IMAGE_UNAVAILABLE), words))
+        elif _ended(pod):
+            words = pod.status.message or pod.status.reason or "its Pod ended before the image was there"
+            causes.append((IMAGE_UNAVAILABLE, words))
+    reason, message = causes[0] if causes else ("", "")
+    return PreparedImage(image=image, pulled=pulled, failed=len(causes), reason=reason, message=message)
 
 
 def _pulled(status: ContainerStatus) -> bool:
-    waiting = status.state.waiting
-    return status.state.terminated is not None or (waiting is not None and waiting.reason in START_REASONS)
+    waiting, ended = status.state.waiting, status.state.terminated
+    if ended is not None:
+        return ended.reason != LOST_CONTAINER  # what a kubelet says too of one that never was
+    return waiting is not None and waiting.reason in START_REASONS
 
 
 def _failure(status: ContainerStatus) -> PullFailure | None:
@@ -215,10 +230,14 @@ def _failure(status: ContainerStatus) -> PullFailure | None:
 
 def _over(pod: Pod) -> bool:
     """Whether nothing more comes of it: each image is there or will not come."""
-    if pod.status.phase in ("Failed", "Succeeded") or _without_node(pod):
+    if _ended(pod) or _without_node(pod):
         return True
     statuses = pod.status.container_statuses
     return bool(statuses) and all(_pulled(one) or _failure(one) in _FINAL for one in statuses)
+
+
+def _ended(pod: Pod) -> bool:
+    return pod.status.phase in ("Failed", "Succeeded")
 
 
 def _without_node(pod: Pod) -> bool:

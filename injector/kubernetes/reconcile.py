@@ -63,14 +63,18 @@ def actions(
     now: float,
     demand: Mapping[str, int] = MappingProxyType({}),
     given_room: Collection[str] = (),
+    idle: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Action]:
     """Return everything due at `now` (epoch seconds); `fingerprint` is that of the leader's secret, `demand`
     what the queue is going to ask for, by image. `given_room` has the uids of Pods for which room was made a
-    moment ago, which the scheduler has not seen yet."""
+    moment ago, which the scheduler has not seen yet. `idle` has the seconds for which a Pod is known not to
+    be used, by its uid (`IdleTimes`)."""
     present = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
     done: list[Action] = []
     for pod in present:
-        action = _for_sandbox(pod, settings, now) if pod_metadata.claimed(pod) else None
+        action = (
+            _for_sandbox(pod, settings, now, idle.get(pod.uid, 0.0)) if pod_metadata.claimed(pod) else None
+        )
         if action is not None:
             done.append(action)
         elif (attempt := image_pulls.noticed(pod, now)) is not None:
@@ -92,11 +96,10 @@ def actions(
     return done + _for_pools(unclaimed, wanted, settings, now)
 
 
-def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action | None:
+def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float, unused: float) -> Action | None:
     born = pod_metadata.creation_record(pod)
     ttl = born.request.ttl_seconds
-    touched = pod_metadata.moment(pod, pod_metadata.TOUCHED) or born.at
-    if ttl is not None and now > touched + ttl * DUE:
+    if ttl is not None and unused > ttl * DUE:
         return Delete(pod, f"nobody asked for it for {ttl:g} s")
     age = now - born.at
     if age > settings.max_lifetime + RETENTION:

@@ -40,9 +40,9 @@ from orchard.injector.orchestrator.replies import (
     KEY_NAME,
     AccessControl,
     Handler,
-    add_request_id,
     file_content,
     json_reply,
+    mark,
     middleware,
     streamed,
 )
@@ -99,7 +99,7 @@ class Orchestrator:
         around = middleware(self._door, self._metrics, self.drain)
         app = web.Application(middlewares=[around], client_max_size=JSON_BODY_LIMIT)
         app[deadlines.GRACE] = self._body_grace
-        app.on_response_prepare.append(add_request_id)
+        app.on_response_prepare.append(mark)
         app.cleanup_ctx.append(self._backend_open)
         for one in OPERATIONS:
             if not (one is operations.METRICS and self._own_metrics_port):

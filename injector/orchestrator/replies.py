@@ -15,7 +15,7 @@ from aiohttp import hdrs, web
 from orchard.injector import operations, wire
 from orchard.injector.agent.logs import REQUEST_ID
 from orchard.injector.agent.protocol import REASON_HEADER, REQUEST_ID_HEADER
-from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
+from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable, error_for
 from orchard.injector.operations import OPERATIONS
 from orchard.injector.orchestrator import origins
 from orchard.injector.orchestrator.drain import Drain
@@ -184,9 +184,14 @@ def _note(request: web.Request, status: int, seconds: float, metrics: ServiceMet
         log.log(level, "request", extra={"fields": fields})
 
 
-async def add_request_id(_request: web.Request, reply: web.StreamResponse) -> None:
-    """Add the request id, as a signal handler of the application, which covers streams and WebSockets too."""
+async def mark(_request: web.Request, reply: web.StreamResponse) -> None:
+    """Add the request id, and a reason to every error: by it clients know the service's own word.
+
+    A signal handler of the application, which covers streams and WebSockets too.
+    """
     reply.headers[REQUEST_ID_HEADER] = REQUEST_ID.get() or uuid.uuid4().hex
+    if reply.status >= 400:
+        reply.headers.setdefault(REASON_HEADER, error_for(reply.status, "", None).reason)
 
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:

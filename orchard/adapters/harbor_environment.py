@@ -14,6 +14,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from orchard.injector.client import AsyncSandboxClient
+from orchard.injector.results import check_outlived
 from orchard.injector.sandbox import AsyncSandbox
 
 LONGEST = 24 * 3600.0
@@ -73,7 +74,7 @@ class OrchardEnvironment(BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Runs a command. Raises RuntimeError on a timeout."""
+        """Runs a command. Raises RuntimeError on a timeout, SandboxFailed if the sandbox ends under it."""
         runs_as = self._resolve_user(user)
         job = await self._running.exec(
             command,
@@ -84,6 +85,7 @@ class OrchardEnvironment(BaseEnvironment):
         )
         if job.timed_out:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds")
+        check_outlived(job)
         code = 1 if job.exit_code is None else job.exit_code
         return ExecResult(stdout=job.stdout, stderr=job.stderr or job.error, return_code=code)
 

@@ -23,6 +23,7 @@ from typing import Literal
 from orchard.injector.agent.protocol import COMMAND_TIMEOUT, WORKSPACE
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxFileTooLarge, SandboxRequestInvalid
+from orchard.injector.results import check_outlived
 from orchard.injector.sandbox import AsyncSandbox
 from orchard.schemas.sandboxes import JobEnding
 
@@ -67,7 +68,8 @@ class OrchardSandbox(SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """Runs a command once, whatever `timeout_retry` says: it may not be safe to repeat."""
+        """Runs a command once, whatever `timeout_retry` says: it may not be safe to repeat. Raises
+        SandboxFailed if the sandbox ends under it."""
         stdin, words, staged = input, cmd, ""
         if isinstance(input, bytes):
             try:
@@ -96,6 +98,7 @@ class OrchardSandbox(SandboxEnvironment):
                 await self.sandbox.remove(staged)
         if job.timed_out:
             raise TimeoutError(f"the command did not end within {timeout} s")
+        check_outlived(job)
         if job.ending is JobEnding.NOT_PERMITTED:
             raise PermissionError(job.error)
         if max(job.stdout_bytes, job.stderr_bytes) > limit:

@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxError
+from orchard.injector.results import check_outlived
 from orchard.injector.sandbox import AsyncSandbox
 
 IN_ONE_ANSWER = 64 * 1024
@@ -57,6 +58,7 @@ def server(
             job = await sandbox.exec(
                 command, timeout_seconds, cwd, merge_output=True, output_limit=IN_ONE_ANSWER
             )
+            check_outlived(job)
         return job.stdout if job.succeeded else f"{job.stdout}\n[exit code {job.exit_code}] {job.error or ''}"
 
     @tools.tool()

@@ -15,6 +15,7 @@ except ModuleNotFoundError as error:
 import msgspec
 
 from orchard.injector.blocking import SandboxClient
+from orchard.injector.results import check_outlived
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """First line of output that ends the task; the rest of the output is the submission."""
@@ -52,8 +53,8 @@ class OrchardEnvironment:
     def execute(
         self, action: dict[str, Any], cwd: str = "", *, timeout: float | None = None
     ) -> dict[str, Any]:
-        """Runs a command. Raises Submitted if its output ends the task, and an error if the sandbox is
-        dead."""
+        """Runs a command. Raises Submitted if its output ends the task, and SandboxError if the sandbox is
+        dead or ends under it."""
         job = self._sandbox.exec(
             str(action.get("command", "")),
             timeout or self.config.timeout,
@@ -61,6 +62,7 @@ class OrchardEnvironment:
             login_shell=True,
             merge_output=True,
         )
+        check_outlived(job)
         said = job.error or ""
         output = {"output": job.stdout, "returncode": job.exit_code, "exception_info": said}
         first, _, rest = job.stdout.lstrip().partition("\n")

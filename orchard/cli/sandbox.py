@@ -13,6 +13,7 @@ from orchard.actions.session import Session
 from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.costs import PAPER_RATES, CostLine, RateCard, RatesError, price, read_rates
+from orchard.schemas.sandboxes import PreparedImage, PreparedImages
 from orchard.terminal.console import console
 
 COMMANDS = {"sandbox": "Give sandboxes to other programs, pull their images, and compute what they cost."}
@@ -60,8 +61,8 @@ def prepull(
     """Pull the images of a campaign's open rollouts to where its sandboxes will be, before they are needed.
 
     On a cluster every node for sandboxes pulls them, a few nodes and ten images at a time; without one, the
-    sandbox service's machine. Images that cannot be pulled are named as soon as that is known, and end the
-    command with status 1. For example:
+    sandbox service's machine. An image that is not on every node with room is named, as soon as that is
+    known, and ends the command with status 1. For example:
 
         orchard sandbox prepull --campaign nightly
     """
@@ -73,22 +74,34 @@ def prepull(
 async def _prepulled(session: Session, campaign: str) -> bool:
     """Prints how far it is; returns whether every image is where it was wanted."""
     images = await asyncio.to_thread(campaign_images, session, campaign)
-    failed: set[str] = set()
-    over = 0
+    lacking: set[str] = set()
+    over = skipped = 0
     async for told in prepulled(session, images):
         for image in told.images:
-            if image.reason in FINAL and image.image not in failed:
-                failed.add(image.image)
-                what = f"{image.reason}: {image.image}: {image.message}"
+            lacks = image.reason in FINAL or (told.done and not told.has(image))
+            if lacks and image.image not in lacking:
+                lacking.add(image.image)
+                what = _lack(image, told)
                 console.print(what, style="red", markup=False, highlight=False, soft_wrap=True)
         if told.done:
-            failed |= {image.image for image in told.images if image.failed}
             over += len(told.images)
-            skipped = f"; {told.skipped} of {told.nodes} nodes have no room" if told.skipped else ""
-            console.print(f"{over} of {len(images)} images{skipped}", highlight=False)
-    there = f"{len(images) - len(failed)} of {len(images)} images are there"
-    console.print(there, style="bold green" if not failed else "bold red", highlight=False)
-    return not failed
+            skipped = max(skipped, told.skipped)
+            full = f"; {told.skipped} of {told.nodes} nodes have no room" if told.skipped else ""
+            console.print(f"{over} of {len(images)} images{full}", highlight=False)
+    there = f"{len(images) - len(lacking)} of {len(images)} images are there"
+    if skipped:
+        there += f"; nodes without room: {skipped}"
+    console.print(there, style="bold green" if not lacking else "bold red", highlight=False)
+    return not lacking
+
+
+def _lack(image: PreparedImage, told: PreparedImages) -> str:
+    """Says that an image is not where it was wanted, and why."""
+    if told.nodes == 0:
+        return f"no_nodes: {image.image}: no node takes sandboxes (node_selector, tolerations, readiness)"
+    if image.reason:
+        return f"{image.reason}: {image.image}: {image.message} (on {image.failed} of {told.nodes} nodes)"
+    return f"not_there: {image.image}: on {image.pulled} of {told.nodes} nodes; {told.skipped} have no room"
 
 
 class SandboxCostFacts(msgspec.Struct, frozen=True, kw_only=True):

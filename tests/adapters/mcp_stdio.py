@@ -1,5 +1,6 @@
 """The real MCP client, with the server as its child process, over stdio."""
 
+import asyncio
 import hashlib
 import io
 import json
@@ -30,6 +31,22 @@ async def test_a_client_runs_commands_and_has_files() -> None:
         assert await said("read_file", path="/workspace/a.txt") == "hello\n"
         assert {"a.txt", "d/"} <= set((await said("list_files")).split("\n"))
         assert "does not exist" in await said("read_file", path="/nowhere")
+
+
+async def test_a_sandbox_that_ends_under_a_command_is_a_tools_error() -> None:
+    command = ["-P", "-m", "orchard.adapters.mcp_server", "host"]
+    server = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
+    async with Client(server) as client, AsyncSandboxClient(auto_cleanup=False) as sandboxes:
+        await client.call_tool("write_file", {"path": "/workspace/mine", "content": ""})
+        (info,) = await sandboxes.list_sandboxes()
+        running = asyncio.create_task(
+            client.call_tool("run", {"command": "touch begun; sleep 600", "timeout_seconds": 600})
+        )
+        sandbox = await sandboxes.get_sandbox(info.sandbox_id)
+        await sandbox.exec("until [ -e begun ]; do :; done")
+        await sandbox.delete()
+        result = await running
+        assert result.is_error and "ended under a command" in result.content[0].text, result
 
 
 async def test_the_sandbox_has_the_programs_that_are_named(tmp_path: Path) -> None:

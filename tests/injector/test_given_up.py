@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from orchard.injector.agent.protocol import REASON_HEADER
 from orchard.injector.client import AsyncSandboxClient
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ class SlowPost:
         if request.method == "POST":
             self.done.set()
             await self.give.wait()
-        return web.Response(status=reply.status, body=body, content_type=reply.content_type)
+        names = ("Content-Type", REASON_HEADER)
+        said = {name: reply.headers[name] for name in names if name in reply.headers}
+        return web.Response(status=reply.status, body=body, headers=said)
 
 
 @pytest.fixture

@@ -36,12 +36,11 @@ async def place(nats_server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[Wo
     service.stop()
 
 
-async def command(place: World, *words: str) -> tuple[int, str]:
-    """Exit status and output of an `orchard` command."""
+async def command(place: World, *words: str, **changes: str) -> tuple[int, str]:
+    """Exit status and output of an `orchard` command, with `changes` of its environment."""
     line = [sys.executable, "-m", "orchard", *words]
-    run = await asyncio.to_thread(
-        subprocess.run, line, env={**os.environ, **place.environment}, capture_output=True, text=True
-    )
+    env = {**os.environ, **place.environment, **changes}
+    run = await asyncio.to_thread(subprocess.run, line, env=env, capture_output=True, text=True)
     return run.returncode, run.stdout + run.stderr
 
 
@@ -65,6 +64,38 @@ async def test_images_of_a_campaign_are_fetched_and_a_missing_one_is_named(
 
     status, said = await command(place, "sandbox", "prepull", "--campaign", "nobody's")
     assert (status, "there is no campaign" in said) == (1, True)
+
+
+NOWHERE = {"image": "some:1", "pulled": 0}
+EVICTED = {**NOWHERE, "failed": 2, "reason": "image_unavailable", "message": "The node was low on resource"}
+
+
+CLUSTERS: list[tuple[int, int, dict[str, object], int, str]] = [
+    (0, 0, NOWHERE, 1, "no_nodes: some:1: no node takes sandboxes"),
+    (2, 0, EVICTED, 1, "image_unavailable: some:1: The node was low on resource (on 2 of 2 nodes)"),
+    (2, 2, NOWHERE, 1, "not_there: some:1: on 0 of 2 nodes; 2 have no room"),
+    (2, 1, {**NOWHERE, "pulled": 1}, 0, "1 of 1 images are there; nodes without room: 1"),
+]
+"""Nodes, those that were skipped, what is told of the image; exit status and words of the command."""
+
+
+async def test_only_an_image_on_every_node_with_room_is_there(place: World) -> None:
+    told: dict[str, object] = {}
+
+    async def prepare(_: web.Request) -> web.Response:
+        return web.json_response(told)
+
+    app = web.Application()
+    app.router.add_post("/images/prepare", prepare)
+    await place.submit(tiny_task(1, image="some:1"), samples=1)
+    await place.rows("select 1 from requests")
+    async with TestServer(app) as cluster:
+        url = str(cluster.make_url("")).rstrip("/")
+        for nodes, skipped, image, status, words in CLUSTERS:
+            told |= {"nodes": nodes, "skipped": skipped, "done": True, "images": [image]}
+            asked = ("sandbox", "prepull", "--campaign", "demo")
+            found, said = await command(place, *asked, ORCHARD_SANDBOX__URL=url)
+            assert found == status and words in said, said
 
 
 async def test_the_steward_tells_it_again_and_again(place: World, registry: Registry) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import copy
 import itertools
 import random
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
@@ -30,12 +29,12 @@ from orchard.injector.errors import (
     SandboxUnsupported,
     SandboxWaitTimeout,
 )
-from orchard.injector.results import JobResult
+from orchard.injector.results import JobResult, ended_with_sandbox
 from orchard.injector.tunnels import AsyncTunnel
 from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailure
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.quantities import Size
-from orchard.schemas.sandboxes import ENDED_WITH_SANDBOX, OUTPUT_LIMIT, Job, JobEnding, SandboxStatus
+from orchard.schemas.sandboxes import OUTPUT_LIMIT, JobEnding, SandboxStatus
 from orchard.workers.episode.listening import until_listening
 from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge, ServicesBeside
 from orchard.workers.episode.networks import SHUT, Network
@@ -107,19 +106,6 @@ def classified() -> Iterator[None]:
         if isinstance(error, SandboxFailed) and error.reason == EVICTED:
             raise SandboxEvicted(cause_of(error), str(error)) from error
         raise InfrastructureError(cause_of(error), str(error)) from error
-
-
-def ended_with_sandbox(job: Job) -> bool:
-    """Whether the sandbox ended, or was restored to a snapshot, under the command.
-
-    Some agents do not say so (before `ending` existed, or later ones with a value unknown here). Then a job
-    without exit code was never reported by its process, and a SIGKILL with a reason that is neither time nor
-    memory was the service's: nothing here cancels commands.
-    """
-    if job.ending not in (None, JobEnding.UNKNOWN):
-        return job.ending in ENDED_WITH_SANDBOX
-    killed = job.exit_code == -signal.SIGKILL and job.error is not None
-    return job.exit_code is None or (killed and not (job.timed_out or job.oom_killed))
 
 
 @contextmanager

@@ -62,6 +62,11 @@ class ApiServer:
         self.writing = asyncio.Event()
         """Requests that change something are answered while it is set."""
         self.writing.set()
+        self.watchable = asyncio.Event()
+        """Watches begin while it is set."""
+        self.watchable.set()
+        self.watch_waits = asyncio.Event()
+        """Set once a watch came while it could not begin."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
@@ -125,6 +130,9 @@ class ApiServer:
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         self.watched_from.append(request.query["resourceVersion"])
         assert request.query["allowWatchBookmarks"] == "true"
+        if not self.watchable.is_set():
+            self.watch_waits.set()
+            await self.watchable.wait()
         reply = web.StreamResponse()
         await reply.prepare(request)
         while (line := await self.lines.get()) is not None:

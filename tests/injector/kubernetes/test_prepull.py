@@ -26,7 +26,7 @@ from orchard.injector.kubernetes.prepull import (
     next_step,
 )
 from orchard.injector.kubernetes.settings import KubernetesSettings
-from orchard.schemas.sandboxes import PreparedImages
+from orchard.schemas.sandboxes import PreparedImage, PreparedImages
 from tests.injector.kubernetes.conftest import NOW, pod
 
 IMAGES = ["debian:12", "none:1"]
@@ -95,6 +95,57 @@ def test_what_may_pass_is_waited_for_until_the_pods_time_is_over(settings: Kuber
     assert step(settings, fleet, late).told.done
 
 
+LOST = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}
+
+
+@pytest.mark.parametrize(
+    ("states", "reason", "message"),
+    [
+        ((LOST, LOST), "DeadlineExceeded", "Pod was active on the node longer than the specified deadline"),
+        ((WAITS, LOST), "DeadlineExceeded", ""),
+        ((), "Evicted", "The node was low on resource: ephemeral-storage."),
+        ((), "OutOfpods", "Pod was rejected: Node didn't have enough resource: pods"),
+    ],
+)
+def test_a_pod_that_ended_before_its_images_were_there_failed_for_each(
+    settings: KubernetesSettings, states: tuple[dict[str, Any], ...], reason: str, message: str
+) -> None:
+    (body,) = step(settings, nodes(1)).create
+    over = puller(body, *states, phase="Failed", reason=reason, message=message)
+    ended = step(settings, nodes(1), over)
+    assert (ended.told.done, ended.delete) == (True, [over])
+    for one in ended.told.images:
+        assert (one.pulled, one.failed, one.reason) == (0, 1, "image_unavailable")
+        assert one.message == (message or reason)
+        assert not ended.told.has(one)
+
+
+def test_what_was_pulled_before_its_pod_failed_is_there(settings: KubernetesSettings) -> None:
+    (body,) = step(settings, nodes(1)).create
+    told = step(
+        settings, nodes(1), puller(body, NO_SUCH_COMMAND, LOST, phase="Failed", reason="Evicted")
+    ).told
+    assert [(one.pulled, one.failed, told.has(one)) for one in told.images] == [(1, 0, True), (0, 1, False)]
+
+
+def test_an_image_is_there_if_every_node_with_room_has_it(settings: KubernetesSettings) -> None:
+    roomy, full = nodes(1), nodes(2, images=[NodeImage(size_bytes=61 * 2**30)])[1:]
+    (body,) = step(settings, [*roomy, *full]).create
+    told = step(settings, [*roomy, *full], puller(body, NO_SUCH_COMMAND, NO_SUCH_COMMAND)).told
+    assert (told.nodes, told.skipped, [told.has(one) for one in told.images]) == (2, 1, [True, True])
+    none = step(settings, full).told
+    assert (none.done, none.skipped, [none.has(one) for one in none.images]) == (True, 1, [False, False])
+    nowhere = step(settings, []).told
+    assert (nowhere.done, [nowhere.has(one) for one in nowhere.images]) == (True, [False, False])
+
+
+def test_the_pod_of_a_node_that_has_gone_is_not_counted(settings: KubernetesSettings) -> None:
+    first, second = step(settings, nodes(2)).create
+    pods = [puller(body, NO_SUCH_COMMAND, NO_SUCH_COMMAND) for body in (first, second)]
+    told = step(settings, nodes(1), *pods).told
+    assert (told.nodes, [one.pulled for one in told.images]) == (1, [1, 1])
+
+
 @pytest.mark.parametrize(
     "status",
     [
@@ -150,7 +201,13 @@ class Cluster:
         self.asked.append(images)
         if "refused" in images:
             raise SandboxRefused("the policy says no")
-        return PreparedImages(nodes=1, skipped=0, done="slow" not in images, images=[])
+        told = [
+            PreparedImage(
+                image=image, pulled=int(image == "good"), **({"failed": 1} if image == "lost" else {})
+            )
+            for image in images
+        ]
+        return PreparedImages(nodes=1, skipped=0, done="slow" not in images, images=told)
 
 
 async def test_an_image_that_does_not_come_or_is_refused_holds_up_no_other(
@@ -171,3 +228,13 @@ async def test_an_image_that_does_not_come_or_is_refused_holds_up_no_other(
     asked = len(cluster.asked)
     await queue.step(waiting, now)
     assert len(cluster.asked) == asked
+
+
+async def test_an_image_that_is_nowhere_is_not_taken_for_one_that_is_there(
+    settings: KubernetesSettings,
+) -> None:
+    cluster = Cluster()
+    queue = QueuePrepull(cluster, settings)  # type: ignore[arg-type]
+    for now in (0.0, LOOK, PATIENCE - 1, PATIENCE + LOOK, PATIENCE + 2 * LOOK):
+        await queue.step({"lost": 1, "good": 1}, now)
+    assert cluster.asked == [["lost", "good"], ["lost"]], "again after a while, and what is there no more"

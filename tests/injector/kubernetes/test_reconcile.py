@@ -38,23 +38,31 @@ def only(pods: list[Pod], settings: KubernetesSettings, now: float = NOW) -> Any
 
 
 class TestSandboxes:
+    def due(self, sandbox: Pod, settings: KubernetesSettings, idle: float, now: float = NOW + 60) -> Any:
+        return reconcile.actions([sandbox], settings, PRINT, now, idle={sandbox.uid: idle})
+
     def test_one_that_somebody_uses_is_left_alone(self, settings: KubernetesSettings) -> None:
         sandbox = pod(birth=born(ttl_seconds=60), annotations=READY, **running())
-        assert reconcile.actions([sandbox], settings, PRINT, NOW + 60) == []
+        assert self.due(sandbox, settings, 60) == []
 
     def test_one_that_nobody_asked_for_is_deleted(self, settings: KubernetesSettings) -> None:
-        touched = {**READY, pod_metadata.TOUCHED: pod_metadata.stamp(NOW + 100)}
-        sandbox = pod(birth=born(ttl_seconds=60), annotations=touched, **running())
-        assert reconcile.actions([sandbox], settings, PRINT, NOW + 174) == [], (
-            "a quarter is what a mark may be late"
-        )
-        assert isinstance(only([sandbox], settings, NOW + 176), Delete)
+        sandbox = pod(birth=born(ttl_seconds=60), annotations=READY, **running())
+        assert self.due(sandbox, settings, 74) == [], "a quarter is what a mark may be late"
+        (action,) = self.due(sandbox, settings, 76)
+        assert isinstance(action, Delete)
 
     def test_a_failed_one_stays_for_its_time_to_live(self, settings: KubernetesSettings) -> None:
         over = container(terminated={"exitCode": 1})
         sandbox = pod(birth=born(ttl_seconds=60), phase="Failed", containerStatuses=over)
-        assert reconcile.actions([sandbox], settings, PRINT, NOW + 60) == []
-        assert isinstance(only([sandbox], settings, NOW + 76), Delete)
+        assert self.due(sandbox, settings, 60) == []
+        (action,) = self.due(sandbox, settings, 76)
+        assert isinstance(action, Delete)
+
+    def test_the_leaders_clock_ends_none(self, settings: KubernetesSettings) -> None:
+        touched = {**READY, pod_metadata.TOUCHED: pod_metadata.stamp(NOW)}
+        sandbox = pod(birth=born(ttl_seconds=60), annotations=touched, **running())
+        assert self.due(sandbox, settings, 5, NOW + 3600) == []
+        assert reconcile.actions([sandbox], settings, PRINT, NOW + 3600) == [], "nothing is known of its use"
 
     def test_one_that_does_not_start_in_time_fails(self, settings: KubernetesSettings) -> None:
         action = only([pod(birth=born(timeout=30))], settings, NOW + 31)

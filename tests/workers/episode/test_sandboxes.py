@@ -10,8 +10,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from orchard.injector.agent.protocol import REASON_HEADER
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxError, SandboxFailed
+from orchard.injector.results import ended_with_sandbox
 from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailure
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.sandboxes import Job, JobEnding, JobStatus
@@ -21,7 +23,6 @@ from orchard.workers.episode.sandboxes import (
     SandboxMachine,
     SandboxSettings,
     classified,
-    ended_with_sandbox,
 )
 from orchard.workers.failures import InfrastructureError, LimitExceeded, NotWritable, SandboxEvicted
 from orchard.workers.graders.carrying import carry
@@ -228,11 +229,13 @@ async def held(url: str) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Even
             body = await request.read()
             there = url + request.path_qs
             async with session.request(request.method, there, data=body, headers=request.headers) as reply:
-                status, text, kind = reply.status, await reply.read(), reply.content_type
+                names = ("Content-Type", REASON_HEADER)
+                said = {name: reply.headers[name] for name in names if name in reply.headers}
+                status, text = reply.status, await reply.read()
             if (request.method, request.path) == ("POST", "/sandboxes"):
                 made.set()
                 await answer.wait()
-            return web.Response(status=status, body=text, content_type=kind)
+            return web.Response(status=status, body=text, headers=said)
 
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", forward)
