@@ -49,11 +49,14 @@ from (
 
 
 def spent_in(
-    tables: duckdb.DuckDBPyConnection, campaigns: Iterable[str], up_to: Position
+    tables: duckdb.DuckDBPyConnection, campaigns: Iterable[str], up_to: Position | None
 ) -> dict[str, Spent]:
-    """Return the cost by campaign, from an open store with the table `llm_calls_all`."""
+    """Return the cost by campaign, from an open store with the table `llm_calls_all`. Without `up_to` all
+    calls count, and the position of the result is 0."""
     wanted = list(campaigns)
-    rows = tables.execute(_SPENT.format(covered=up_to.sql()), {"names": wanted}).fetchall()
+    covered = "true" if up_to is None else up_to.sql()
+    up_to = up_to or START
+    rows = tables.execute(_SPENT.format(covered=covered), {"names": wanted}).fetchall()
     return {name: Spent(position=up_to.plain) for name in wanted} | {
         name: _known(usd, unpriced, up_to) for name, usd, unpriced in rows
     }

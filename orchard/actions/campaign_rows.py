@@ -41,7 +41,7 @@ select campaign,
             when resolved is null then 'ungraded'
             when resolved then 'resolved' else 'unresolved' end as outcome,
        count(*) as rollouts, sum(turns) as turns, sum(prompt_tokens + completion_tokens) as tokens,
-       sum(cost_usd) as cost_usd, {_GAPS} and turns > 0) as unpriced,
+       sum(cost_usd) as cost_usd, {_GAPS}) as unpriced,
        date_diff('millisecond', any_value(began), any_value(ended)) / 1000.0 as seconds,
        count(*) filter (time > ended - interval {RATE_WINDOW_SECONDS} second) as recent,
        bool_or(model_kind = 'oracle') as oracle,
@@ -149,6 +149,8 @@ class CampaignRows:
     live: dict[str, dict[str, Any]]
     saved: dict[str, dict[str, Any]]
     spent: dict[str, Spent]
+    """Cost of all attempts at campaigns with a cap, and at those where it may differ from that of their
+    outcomes."""
 
 
 def read_rows_of(store: str, work: Callable[[duckdb.DuckDBPyConnection], CampaignRows]) -> CampaignRows:
@@ -162,10 +164,11 @@ def read_rows(
     campaigns: list[str],
     running: list[str],
     capped: list[str],
-    up_to: Position,
+    up_to: Position | None,
     sources: Sources = STORED,
 ) -> CampaignRows:
-    """Runs all queries; `running` are rollouts that an attempt runs at, `capped` campaigns with a cap."""
+    """Runs all queries; `running` are rollouts that an attempt runs at, `capped` campaigns with a cap. What
+    they have spent counts up to a position, None for all that the tables have."""
     ask = partial(_dicts, tables, sources)
     outcomes = ask(_OUTCOMES, campaigns)
     begun = [row["rollout_id"] for row in ask(_OPEN, campaigns)]
@@ -180,6 +183,9 @@ def read_rows(
     ):
         for row in ask(query, among) if among else ():
             one[row["campaign"]] |= row
+    also = {row["campaign"] for row in outcomes if row["outcome"].startswith("aborted") and row["unpriced"]}
+    also |= {name for name, facts in one.items() if facts.get("retries")}
+    summed = sorted(also | set(capped))
     return CampaignRows(
         outcomes,
         one,
@@ -189,7 +195,7 @@ def read_rows(
         ask(_retried(_CREATING), campaigns, running=running) if running else ask(_retried(""), campaigns),
         {row["campaign"]: row for row in ask(_LIVE, begun)} if begun else {},
         {row["campaign"]: row for row in ask(_SAVED, campaigns)},
-        spent_in(tables, capped, up_to) if capped else {},
+        spent_in(tables, summed, up_to) if summed else {},
     )
 
 

@@ -74,6 +74,9 @@ class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None
     cost_usd: float | None
     seconds: float
+    """Sum over the `timed` rollouts."""
+    timed: int
+    """Rollouts whose duration is known."""
 
 
 class ComparisonFacts(msgspec.Struct, frozen=True, kw_only=True):

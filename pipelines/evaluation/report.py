@@ -137,7 +137,7 @@ def _costs(name: str, cells: Sequence[Cell]) -> Table:
             _tokens(cell.tokens, cell.resolved),
             _usd(cell.cost_usd, cell.resolved),
         )
-        rows.append((cell.harness, cell.model, *each, f"{cell.seconds / ended:,.0f}", *solve))
+        rows.append((cell.harness, cell.model, *each, f"{cell.seconds / max(cell.timed, 1):,.0f}", *solve))
     return Table(f"{name}: what a rollout takes", columns, rows)
 
 

@@ -43,10 +43,11 @@ from orchard.storage.reader import open_tables
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.terminal.console import console
+from orchard.workers.attempts.reopen import cancelled
 from tests.pipelines.domains.swe.test_tasks_multilingual import _row
 from tests.pipelines.domains.swe.test_tasks_swe_rows import SWE_BENCH
 from tests.pipelines.tasks.test_tasks_directories import HARBOR, TASK_TOML, _written
-from tests.trajectory_log import TIME
+from tests.trajectory_log import TIME, llm_call
 
 SMALL = """
 name = "small"
@@ -54,6 +55,15 @@ harnesses = ["orchard-bash"]
 task_sets = [{ source = "s" }]
 models = [{ name = "m" }]
 """
+
+
+SMALL_SUITE = {
+    "name": "small",
+    "task_sets": [{"source": "s"}],
+    "harnesses": ["h1"],
+    "models": [{"name": "m"}],
+    "samples": 3,
+}
 
 
 def ended(request: object, outcome: str, patch: str = "", blob: BlobRef | None = None) -> e.Event:
@@ -176,6 +186,40 @@ async def test_cells_are_what_a_count_by_hand_gives(connection: Connection, comm
         assert cell.all_resolved == sum(set(graded) == {"resolved"} for graded in by_task.values())
 
 
+async def test_a_rollout_that_ended_without_its_worker_counts_what_its_calls_have_cost(
+    connection: Connection, committed
+) -> None:
+    """One was cancelled after two calls, one before it began."""
+    suite = msgspec.convert(SMALL_SUITE, Suite)
+    ref = TaskRef(task_id="t", source="s", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1))
+    whole, begun, waiting = rollout_requests(campaign_of(suite, [ref]))
+    planned = EvaluationPlanned(suite=BlobRef(sha256="1" * 64, size=1), task_sets={"s": "s"}, k=(1,))
+    publisher = Publisher(connection)
+    await publisher.events(
+        [
+            _event(planned, "small"),
+            *(_event(request, "small", request.rollout_id) for request in (whole, begun, waiting)),
+            ended(whole, "resolved"),
+            _event(
+                e.RolloutStarted(worker="w", request_sequence=1, deliveries=1), "small", begun.rollout_id, 1
+            ),
+        ]
+    )
+    calls = [
+        msgspec.structs.replace(_event(llm_call(turn), "small", begun.rollout_id, 1), id=f"call-{turn}")
+        for turn in (1, 2)
+    ]
+    await publisher.events(calls)
+    (started,) = await publisher.starts([begun.rollout_id])
+    await publisher.events([cancelled(begun, started, "test"), cancelled(waiting, None, "test")])
+
+    with open_tables(await committed(), views=["evaluation_tasks", "evaluation_runs"]) as tables:
+        (cell,) = read_results(tables, "small").cells
+    assert (cell.requested, cell.graded, cell.aborted) == (3, 1, 2)
+    assert (cell.turns, cell.tokens, cell.cost_usd) == (3 + 2, 100 + 220, pytest.approx(0.5 + 0.5))
+    assert (cell.seconds, cell.timed) == (2.0, 2)
+
+
 async def test_the_seed_is_the_unit_where_models_are_replicates_of_an_arm(
     connection: Connection, committed
 ) -> None:
@@ -251,7 +295,7 @@ def cell(harness: str, model: str, **resolved: tuple[int, int]) -> Cell:
 
 def test_a_cell_with_a_rollout_of_unknown_cost_has_no_total() -> None:
     def row(task: str, ended: int, cost: float | None) -> TaskResult:
-        return TaskResult("s", "h", "m", task, 2, ended, 0, 0, 0, 0, 0, 0, cost, 0.0)
+        return TaskResult("s", "h", "m", task, 2, ended, 0, 0, 0, 0, 0, 0, cost, 0.0, ended)
 
     known = [row("a", 2, 1.0), row("b", 1, 0.5), row("open", 0, None)]
     assert [cell.cost_usd for cell in cells_of(known)] == [1.5]
