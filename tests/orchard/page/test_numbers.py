@@ -123,7 +123,7 @@ from rollouts r, (
 ) more
 where campaign = $1
 """
-"""What the rollouts of a campaign took, those without an outcome included; the cost is that of all attempts."""
+"""What the rollouts of a campaign took, those without an outcome included; the cost of all attempts."""
 
 
 async def test_campaigns(look: Look) -> None:

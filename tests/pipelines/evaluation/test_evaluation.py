@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchard.cli.evaluation import show_plan
+from orchard.cli.evaluation import plan_facts, show_plan
 from orchard.pipelines.campaigns.scores import Tally
 from orchard.pipelines.domains.swe.benchmark_rows import Given, task_from_row
 from orchard.pipelines.evaluation.plan import gone_on, lacking, plan_suite
@@ -431,6 +431,39 @@ async def test_published_suites_plan_over_rows_of_the_true_layout(connection: Co
     drawn = msgspec.structs.replace(drawn, limit=9)
     with pytest.raises(EvaluationError, match="has 5 tasks, and limit = 9 asks for more"):
         plan_suite(msgspec.structs.replace(suite, task_sets=(drawn,)), store)
+
+
+async def test_a_plan_says_what_is_not_known_of_earlier_rollouts(connection: Connection, committed) -> None:
+    store, given = await committed(), Given(source="s")
+    await TaskRegistry(Publisher(connection), BlobStore(store)).register(
+        [task_from_row(SWE_BENCH, 1, given=given)]
+    )
+    suite = msgspec.convert(
+        SMALL_SUITE
+        | {"harnesses": ["h1", "h2"], "samples": 2, "task_sets": [{"source": "s", "unproven": True}]},
+        Suite,
+    )
+    plan = plan_suite(suite, await committed())
+    requests = list(rollout_requests(msgspec.structs.replace(plan.spec, name="earlier")))
+    events = [_event(request, "earlier", request.rollout_id) for request in requests]
+    lacking_of = {"h1": ("prompt_tokens", "seconds", "cost_usd"), "h2": ("cost_usd",)}
+    for request in requests:
+        outcome = ended(request, "resolved")
+        if request.harness == "h1" or request.sample:
+            data = msgspec.json.decode(outcome.data) | dict.fromkeys(lacking_of[request.harness])
+            outcome = msgspec.structs.replace(outcome, data=msgspec.Raw(msgspec.json.encode(data)))
+        events.append(outcome)
+    await Publisher(connection).events(events)
+
+    plan = plan_suite(suite, await committed())
+    with console.capture() as shown:
+        show_plan(plan, ())
+
+    first, second = (cell.like for cell in plan.cells)
+    assert first is not None and (first.tokens, first.seconds, first.cost_usd) == (None, None, None)
+    assert second is not None and (second.cost_usd, second.priced, second.rollouts) == (0.5, 1, 2)
+    assert "1 of them with known cost" in " ".join(shown.get().replace("│", " ").split())
+    plan_facts(plan, (), [])
 
 
 async def test_every_published_suite_says_rollouts_images_and_expected_cost(
