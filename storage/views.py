@@ -271,11 +271,22 @@ with counted as (
     join evaluations e on e.campaign = q.campaign
     left join rollouts r on r.rollout_id = q.rollout_id
     group by all
+), whole as (
+    select campaign, task_set, harness, arm, trained, count(distinct replicate) as replicates
+    from counted where rate is not null group by all
+), common as (
+    select c.campaign, c.task_set, c.harness, c.arm, c.trained, c.task_id
+    from counted c join whole g using (campaign, task_set, harness, arm, trained)
+    where c.rate is not null group by all having count(*) = any_value(g.replicates)
 )
-select campaign, task_set, harness, arm, replicate, trained, count(rate) as tasks, avg(rate) as pass_at_1
-from counted group by all
+select c.campaign, c.task_set, c.harness, c.arm, c.replicate, c.trained, count(c.rate) as tasks,
+       avg(c.rate) as pass_at_1, count(o.task_id) filter (c.rate is not null) as common_tasks,
+       avg(c.rate) filter (o.task_id is not null) as common_pass_at_1
+from counted c left join common o using (campaign, task_set, harness, arm, trained, task_id)
+group by c.campaign, c.task_set, c.harness, c.arm, c.replicate, c.trained
 """
-"""Scores of replicates: models of one arm, or the samples of a model that is in none."""
+"""Scores of replicates: models of one arm, or the samples of a model that is in none. `common_` is over the
+tasks that every replicate with a graded rollout has graded."""
 
 _VALUES = f"""
 select t.* {_once("values_all")}

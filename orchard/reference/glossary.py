@@ -326,6 +326,8 @@ COLUMNS: dict[str, dict[str, str]] = {
         "trained": "Whether the replicates are models of an arm",
         "tasks": "Tasks with a graded rollout",
         "pass_at_1": "Mean of resolved / graded over these tasks",
+        "common_tasks": "Tasks with a graded rollout of every replicate that has any",
+        "common_pass_at_1": "Mean of resolved / graded over the common tasks; null if there are none",
     },
     "skipped_prompts": _FORAGED,
     "groups": _FORAGED

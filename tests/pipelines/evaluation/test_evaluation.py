@@ -265,6 +265,7 @@ async def test_the_seed_is_the_unit_where_models_are_replicates_of_an_arm(
     a, b, free = (found["h1", arm] for arm in ("A", "B", "free"))
     assert (a.scores, a.what) == ({"a0": 0.0, "a1": 0.25, "a2": 0.5}, "3 seeds of training")
     assert free.scores == {"0": 1.0, "1": pytest.approx(2 / 3)} and free.what == "2 samples"
+    assert (a.tasks, free.tasks) == (4, 3), "t3 was aborted in one sample"
     assert a.mean() == (0.25, pytest.approx(4.303 * 0.25 / 3**0.5)), "Student's, two degrees of freedom"
     assert b.mean() == (0.75, None), "two equal seeds say nothing about a third"
     between = b.minus(a)
@@ -273,9 +274,35 @@ async def test_the_seed_is_the_unit_where_models_are_replicates_of_an_arm(
     assert other.paired_with(a) and other.minus(a) == (0.25, None), "each policy compared with itself"
     assert not found["h2", "free"].paired_with(free), "samples of two harnesses are not of one draw"
     text = markdown(results)
-    assert "| s | h1 | A | 3 seeds of training | 25.0 [-37.1, 87.1] | 0.0 25.0 50.0 |" in text
+    assert "| s | h1 | A | 3 seeds of training | 4 | 25.0 [-37.1, 87.1] | 0.0 25.0 50.0 |" in text
     assert "| s | h1 / A | h2 / A | +25.0, no spread | by policy |" in text
     assert "Differences over replicates" not in markdown(msgspec.structs.replace(results, groups=()))
+
+
+async def test_replicates_are_scored_over_the_tasks_that_each_of_them_graded(
+    connection: Connection, committed
+) -> None:
+    """While a suite runs, the first sample is ahead of the second."""
+    tasks = [
+        TaskRef(task_id=f"t{n}", source="s", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1))
+        for n in range(6)
+    ]
+    suite = msgspec.convert(SMALL_SUITE | {"harnesses": ["h1", "h2"], "samples": 2}, Suite)
+    planned = EvaluationPlanned(suite=BlobRef(sha256="1" * 64, size=1), task_sets={"s": "s"}, k=(1,))
+    events = [_event(planned, "small")]
+    for request in rollout_requests(campaign_of(suite, tasks)):
+        number = int(request.task.task_id[1:])
+        events.append(_event(request, "small", request.rollout_id))
+        graded = {"h1": (range(6), range(2)), "h2": (range(3), range(3, 6))}[request.harness][request.sample]
+        if number in graded:
+            events.append(ended(request, "resolved" if number == 0 or number > 2 else "unresolved"))
+    await Publisher(connection).events(events)
+
+    with open_tables(await committed(), views=["evaluation_tasks", "evaluation_runs"]) as tables:
+        results = read_results(tables, "small")
+
+    (group,) = results.groups
+    assert (group.harness, group.scores, group.tasks) == ("h1", {"0": 0.5, "1": 0.5}, 2)
 
 
 def cell(harness: str, model: str, **resolved: tuple[int, int]) -> Cell:
