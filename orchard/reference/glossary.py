@@ -203,6 +203,7 @@ _EVALUATED = {
     "resolved": "Rollouts that solved their task",
     "aborted": "Rollouts aborted by infrastructure failures",
     "malformed": "Rollouts that ended because the harness could not parse the model's answers",
+    "timed": "Rollouts whose duration is known, which `seconds` sums",
 }
 _FORAGED = {
     "reason": "Why frugal sampling requested no more rollouts, or skipped the prompt",
