@@ -542,14 +542,16 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(raw: bytes) -> Event:
-    """The envelope, with `data` still raw. Raises MalformedEvent, and nothing else, when it is not one."""
+    """The envelope, with `data` still raw; a time without a zone is UTC. Raises MalformedEvent, and nothing
+    else, when it is not one."""
     try:
         event = decode_whole(_ENVELOPE, raw)
         if event.time.tzinfo is not None:
             event.time.astimezone(UTC)
+            return event
     except (Unreadable, OverflowError) as error:
         raise MalformedEvent(f"not an event envelope: {error}") from error
-    return event
+    return msgspec.structs.replace(event, time=event.time.replace(tzinfo=UTC))
 
 
 def payload(event: Event) -> Any:

@@ -27,7 +27,7 @@ from orchard.storage.delta import (
     write_file,
 )
 from orchard.storage.derived import read_rows
-from orchard.storage.errors import StorageError, store_errors
+from orchard.storage.errors import StorageError, StoreUnreachable, store_errors
 from orchard.storage.location import Location
 from orchard.storage.table_log import FollowedTable, opened
 from orchard.storage.tables import SCHEMAS
@@ -82,7 +82,8 @@ def compact(
     """Merge the small files of a table if it has more than `above`; returns by how many files fewer it has.
 
     `followed` is the same table, where the caller looks at it again and again. Leaves the table unchanged
-    when another process compacted it meanwhile. Raises CompactionCancelled, StoreFull or StoreUnreachable.
+    when another process compacted it meanwhile. Raises CompactionCancelled, StoreFull or StoreUnreachable;
+    that of one file when the files that are not merged with it are done.
     """
 
     followed = followed or FollowedTable(location, table)
@@ -111,15 +112,23 @@ def _merge(
     cancelled: Callable[[], bool],
 ) -> int:
     merged = 0
+    unreadable: StoreUnreachable | None = None
     for run in bins:
         rows = (rows for file in run for rows in _watched(read_rows(location, table, file), cancelled))
         last_time = sum(file.size for file in run) * 2 >= target
+        level = COMPACT_LEVEL if last_time else MERGED_LEVEL
         with store_errors(location.url):
-            new = write_file(location, table, regroup(rows), COMPACT_LEVEL if last_time else MERGED_LEVEL)
+            try:
+                new = write_file(location, table, regroup(rows), level)
+            except StoreUnreachable as error:
+                unreadable = unreadable or error
+                continue
             if not swap_files(delta, SCHEMAS[table], run, new):
                 return merged
             delta.update_incremental()
         merged += len(run) - 1
+    if unreadable:
+        raise unreadable
     return merged
 
 

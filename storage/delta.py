@@ -392,10 +392,10 @@ def write_file(
 def verify_file(location: Location, table: str, file: DataFile) -> bool:
     """Verify a file's bytes; False if it has no SHA-256.
 
-    Raises StoreDamaged for other bytes, or a missing file, and StoreUnreachable.
+    Raises StoreDamaged for other bytes, or a missing file, and StoreUnreachable, which names the file.
     """
     key = location.key("tables", table, file.path)
-    with store_errors(location.url):
+    with store_errors(f"{location.url} (file {file.path} of table {table})"):
         try:
             whole = is_intact(location, key)
         except FileNotFoundError:

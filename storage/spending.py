@@ -49,11 +49,14 @@ from (
 
 
 def spent_in(
-    tables: duckdb.DuckDBPyConnection, campaigns: Iterable[str], up_to: Position
+    tables: duckdb.DuckDBPyConnection, campaigns: Iterable[str], up_to: Position | None
 ) -> dict[str, Spent]:
-    """Return the cost by campaign, from an open store with the table `llm_calls_all`."""
+    """Return the cost by campaign, from an open store with the table `llm_calls_all`. Without `up_to` all
+    calls count, and the position of the result is 0."""
     wanted = list(campaigns)
-    rows = tables.execute(_SPENT.format(covered=up_to.sql()), {"names": wanted}).fetchall()
+    covered = "true" if up_to is None else up_to.sql()
+    up_to = up_to or START
+    rows = tables.execute(_SPENT.format(covered=covered), {"names": wanted}).fetchall()
     return {name: Spent(position=up_to.plain) for name in wanted} | {
         name: _known(usd, unpriced, up_to) for name, usd, unpriced in rows
     }
@@ -71,19 +74,24 @@ def spent_in_tables(store_url: str, campaigns: Iterable[str]) -> dict[str, Spent
 _TEAMS = """
 select team, sum(cost_usd) from (
     select distinct on (t.event_id) s.team, t.cost_usd
-    from tables.llm_calls_all t join submitters s using (campaign)
+    from (
+        select event_id, sequence, time, campaign, cost_usd from tables.llm_calls_all
+        union all by name select event_id, sequence, time, campaign, cost_usd from tables.judge_calls_all
+    ) t join submitters s using (campaign)
     where {covered} and t.time >= $since and s.team <> '' and t.cost_usd is not null
 ) group by 1
 """
 
 
 def team_costs(store_url: str, since: datetime) -> tuple[dict[str, float], Position]:
-    """Return the known cost of each team's calls since then, and the position of the tables up to which they
-    count. Raises StorageError."""
+    """Return the known cost of each team's calls of models and judges since then, and the position of the
+    tables up to which they count. Raises StorageError."""
     up_to = position(store_url)
     if not up_to:
         return {}, START
-    with open_tables(store_url, views=("llm_calls_all", "submitters"), memory=_MEMORY) as tables:
+    with open_tables(
+        store_url, views=("llm_calls_all", "judge_calls_all", "submitters"), memory=_MEMORY
+    ) as tables:
         found = tables.execute(_TEAMS.format(covered=up_to.sql("t.sequence")), {"since": since}).fetchall()
     return dict(found), up_to
 

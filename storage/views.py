@@ -201,6 +201,32 @@ from tables.evaluations_all group by campaign
 """
 
 _EVALUATION_TASKS = """
+with ended as (
+    select rollout_id, status, cause, exit_status, resolved, turns,
+           prompt_tokens + completion_tokens as tokens, cost_usd,
+           status = 'aborted' and worker = '' and cost_usd is null as unmeasured,
+           case when not unmeasured then seconds end as seconds
+    from rollouts
+), worked as (
+    select rollout_id, count(*) as turns,
+           case when count(tokens) = count(*) then sum(tokens) end as tokens,
+           case when count(cost_usd) = count(*) then sum(cost_usd) end as cost_usd
+    from (
+        select distinct on (c.event_id) c.rollout_id, c.prompt_tokens + c.completion_tokens as tokens,
+               c.cost_usd
+        from tables.llm_calls_all c semi join (select rollout_id from ended where unmeasured) e
+        on e.rollout_id = c.rollout_id
+    ) group by rollout_id
+), measured as (
+    select ended.* replace (
+        case when unmeasured then coalesce(w.turns, 0) else ended.turns end as turns,
+        case when unmeasured then case when w.rollout_id is null then 0 else w.tokens end
+             else ended.tokens end as tokens,
+        case when unmeasured then case when w.rollout_id is null then 0 else w.cost_usd end
+             else ended.cost_usd end as cost_usd
+    )
+    from ended left join worked w on w.rollout_id = ended.rollout_id
+)
 select q.campaign, coalesce(e.task_sets[q.task_source], q.task_source) as task_set, q.harness, q.model,
        q.task_id, count(*) as requested, count(r.resolved) as graded,
        count(*) filter (r.resolved) as resolved,
@@ -208,15 +234,15 @@ select q.campaign, coalesce(e.task_sets[q.task_source], q.task_source) as task_s
        count(*) filter (r.cause = 'blocked') as blocked,
        count(*) filter (r.exit_status = 'format_failure') as malformed,
        coalesce(sum(r.turns), 0)::bigint as turns,
-       case when count(r.prompt_tokens + r.completion_tokens) = count(r.rollout_id)
-            then coalesce(sum(r.prompt_tokens + r.completion_tokens), 0)::bigint end as tokens,
+       case when count(r.tokens) = count(r.rollout_id) then coalesce(sum(r.tokens), 0)::bigint end as tokens,
        case when count(r.cost_usd) = count(r.rollout_id) then sum(r.cost_usd) end as cost_usd,
-       coalesce(sum(r.seconds), 0) as seconds
+       coalesce(sum(r.seconds), 0) as seconds, count(r.seconds) as timed
 from requests q
 join evaluations e on e.campaign = q.campaign
-left join rollouts r on r.rollout_id = q.rollout_id
+left join measured r on r.rollout_id = q.rollout_id
 group by all
 """
+"""Figures of a rollout that ended without a worker, as a dead letter does, are those of its calls."""
 
 _EVALUATION_CELLS = """
 with counted as (
@@ -245,11 +271,22 @@ with counted as (
     join evaluations e on e.campaign = q.campaign
     left join rollouts r on r.rollout_id = q.rollout_id
     group by all
+), whole as (
+    select campaign, task_set, harness, arm, trained, count(distinct replicate) as replicates
+    from counted where rate is not null group by all
+), common as (
+    select c.campaign, c.task_set, c.harness, c.arm, c.trained, c.task_id
+    from counted c join whole g using (campaign, task_set, harness, arm, trained)
+    where c.rate is not null group by all having count(*) = any_value(g.replicates)
 )
-select campaign, task_set, harness, arm, replicate, trained, count(rate) as tasks, avg(rate) as pass_at_1
-from counted group by all
+select c.campaign, c.task_set, c.harness, c.arm, c.replicate, c.trained, count(c.rate) as tasks,
+       avg(c.rate) as pass_at_1, count(o.task_id) filter (c.rate is not null) as common_tasks,
+       avg(c.rate) filter (o.task_id is not null) as common_pass_at_1
+from counted c left join common o using (campaign, task_set, harness, arm, trained, task_id)
+group by c.campaign, c.task_set, c.harness, c.arm, c.replicate, c.trained
 """
-"""Scores of replicates: models of one arm, or the samples of a model that is in none."""
+"""Scores of replicates: models of one arm, or the samples of a model that is in none. `common_` is over the
+tasks that every replicate with a graded rollout has graded."""
 
 _VALUES = f"""
 select t.* {_once("values_all")}

@@ -114,8 +114,8 @@ class TeamSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     """Maximum rollouts of the team that run at once, in each domain and priority; the others wait. None: no
     limit."""
     usd_per_day: Annotated[float, msgspec.Meta(gt=0, le=1e9), Unit("USD")] | None = None
-    """Cost of the team's model calls of one UTC day after which its rollouts wait for the next day. None: no
-    limit."""
+    """Cost of the team's calls of models and judges of one UTC day after which its rollouts wait for the next
+    day. None: no limit."""
 
 
 def queues_in(text: str) -> list[Queue]:

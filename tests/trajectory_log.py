@@ -11,6 +11,7 @@ from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.identity import rollout_id
+from orchard.schemas.judging import JudgeCalled
 from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
 from orchard.schemas.outcomes import ExitStatus, Reward
@@ -36,6 +37,24 @@ def llm_call(turn: int, **facts: Any) -> LLMCall:
         "seconds": 1.0,
     }
     return LLMCall(turn=turn, **{**known, **facts})
+
+
+def judge_call(cost_usd: float | None) -> JudgeCalled:
+    """A call of a judge, of 55 tokens."""
+    return JudgeCalled(
+        name="goal",
+        protocol="p-1",
+        prompt_hash="0" * 16,
+        input_hash="0" * 16,
+        number=1,
+        model="judge",
+        served_model="judge-1",
+        endpoint="default",
+        model_kind=ModelKind.MODEL,
+        usage=Usage(prompt_tokens=50, completion_tokens=5),
+        cost_usd=cost_usd,
+        seconds=1.0,
+    )
 
 
 def called(message: dict[str, Any]) -> tuple[ToolCall, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from orchard.actions.abort_reasons import abort_sentence, retry_sentence
 from orchard.actions.campaign_status import CampaignView, PipelineView, State
 from orchard.actions.submission import how_to_serve
+from orchard.pipelines.campaigns.spending import how_to_go_on
 
 LAG_SECONDS = 60.0
 """Age in seconds of an event outside the tables from which the writer counts as late."""
@@ -27,10 +28,10 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
             f"`orchard resume {view.name}` tries them again"
         )
     if view.state is State.PAUSED and view.reason:
-        found.append(f"{view.name} is paused, because {view.reason}: {_how_to_go_on(view)}")
+        found.append(f"{view.name} is paused, because {view.reason}: {how_to_go_on(view.name, view.reason)}")
     elif view.state in (State.PAUSED, State.CANCELLED):
         found.append(f"{view.name} is {view.state}: `orchard resume {view.name}` continues it")
-    if view.cap_usd is not None and view.spent.unpriced:
+    if view.cap_usd is not None and view.spent is not None and view.spent.unpriced:
         found.append(
             f"{view.name}: {view.spent.unpriced:,} model calls have no known cost: its cap does not see them"
         )
@@ -85,16 +86,3 @@ def retry_hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
         [one for one in view.retrying if not one.detail.replace("'", "").startswith(told)]
     )
     return [f"{view.name}: {sentence}"] if sentence else []
-
-
-def _how_to_go_on(view: CampaignView) -> str:
-    """Advice after a pause that no user asked for."""
-    if view.cap_usd is not None and (view.spent.usd or 0.0) >= view.cap_usd:
-        return f"`orchard resume {view.name} --max-cost USD` continues it with a higher cap"
-    if view.cap_usd is None or not view.spent.unpriced:
-        return f"`orchard resume {view.name}` continues it once that is mended"
-    return (
-        "add [endpoints.NAME.prices.MODEL] where the workers run and start them again, or have the endpoint "
-        f"tell its usage; then `orchard resume {view.name}` continues it and no longer asks for the cost of "
-        "these calls; `--max-cost 0` removes the cap"
-    )

@@ -41,7 +41,7 @@ select campaign,
             when resolved is null then 'ungraded'
             when resolved then 'resolved' else 'unresolved' end as outcome,
        count(*) as rollouts, sum(turns) as turns, sum(prompt_tokens + completion_tokens) as tokens,
-       sum(cost_usd) as cost_usd, {_GAPS} and turns > 0) as unpriced,
+       sum(cost_usd) as cost_usd, {_GAPS}) as unpriced,
        date_diff('millisecond', any_value(began), any_value(ended)) / 1000.0 as seconds,
        count(*) filter (time > ended - interval {RATE_WINDOW_SECONDS} second) as recent,
        bool_or(model_kind = 'oracle') as oracle,
@@ -149,6 +149,8 @@ class CampaignRows:
     live: dict[str, dict[str, Any]]
     saved: dict[str, dict[str, Any]]
     spent: dict[str, Spent]
+    """Cost of all attempts at campaigns with a cap, and at those where it may differ from that of their
+    outcomes."""
 
     def beside(self, known: "CampaignRows", campaigns: Collection[str]) -> "CampaignRows":
         """These rows of some campaigns, and the known ones of all others."""
@@ -173,11 +175,11 @@ def read_rows(
     campaigns: list[str],
     running: Mapping[str, Collection[str]],
     capped: list[str],
-    up_to: Position,
+    up_to: Position | None,
     sources: Sources = STORED,
 ) -> CampaignRows:
     """Runs all queries; `running` are rollouts that an attempt runs at, by campaign, `capped` campaigns with
-    a cap."""
+    a cap, of which what they have spent counts up to a position."""
     at_work = [rollout for name in campaigns for rollout in running.get(name, ())]
     ask = partial(_dicts, tables, sources)
     outcomes = ask(_OUTCOMES, campaigns)
@@ -193,6 +195,9 @@ def read_rows(
     ):
         for row in ask(query, among) if among else ():
             one[row["campaign"]] |= row
+    also = {row["campaign"] for row in outcomes if row["outcome"].startswith("aborted") and row["unpriced"]}
+    also |= {name for name, facts in one.items() if facts.get("retries")}
+    also -= set(capped)
     return CampaignRows(
         outcomes,
         one,
@@ -202,7 +207,7 @@ def read_rows(
         ask(_retried(_CREATING), campaigns, running=at_work) if at_work else ask(_retried(""), campaigns),
         {row["campaign"]: row for row in ask(_LIVE, begun)} if begun else {},
         {row["campaign"]: row for row in ask(_SAVED, campaigns)},
-        spent_in(tables, capped, up_to) if capped else {},
+        (spent_in(tables, capped, up_to) if capped else {}) | (spent_in(tables, also, None) if also else {}),
     )
 
 
@@ -228,7 +233,7 @@ class FollowedRows:
         campaigns: list[str],
         running: Mapping[str, Collection[str]],
         capped: list[str],
-        up_to: Position,
+        up_to: Position | None,
         sources: Sources = STORED,
     ) -> CampaignRows:
         """Reads as `read_rows` does."""
@@ -252,7 +257,14 @@ class FollowedRows:
 
 
 ReadRows = Callable[
-    [duckdb.DuckDBPyConnection, list[str], Mapping[str, Collection[str]], list[str], Position, Sources],
+    [
+        duckdb.DuckDBPyConnection,
+        list[str],
+        Mapping[str, Collection[str]],
+        list[str],
+        Position | None,
+        Sources,
+    ],
     CampaignRows,
 ]
 """`read_rows`, or what reads like it."""

@@ -28,7 +28,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import HeardReport, ProcessReport, alive, sick
 from orchard.schemas.outcomes import AbortCause
-from orchard.schemas.positions import START, stream_of
+from orchard.schemas.positions import stream_of
 from orchard.schemas.protection import Protected
 from orchard.storage.reader import position
 from orchard.storage.spending import Spent
@@ -121,8 +121,9 @@ class CampaignView:
     """Work that attempts replayed from dead ones, without new requests or cost."""
     cap_usd: float | None = None
     """Cost of model calls at which the campaign is paused; None: no cap."""
-    spent: Spent = field(default_factory=Spent)
-    """Cost of all attempts in the tables, if there is a cap."""
+    spent: Spent | None = None
+    """Cost of all attempts in the tables; None if there is no cap, and it is the sum of `ended` and
+    `live`."""
     reason: str = ""
     """Reason of a pause that no user asked for."""
     untold: tuple[tuple[str, str], ...] = ()
@@ -157,6 +158,19 @@ class CampaignView:
     def blocked(self) -> int:
         """Number of rollouts that a site blocked; they count as no failure and in no rate."""
         return self.outcomes.get(BLOCKED, 0)
+
+    @property
+    def priced(self) -> bool:
+        """Whether the cost of every call of all attempts is known."""
+        return self.ended.priced and self.live.priced if self.spent is None else not self.spent.unpriced
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Cost of all attempts as far as it is known; None if no cost is known."""
+        if self.spent is not None:
+            return self.spent.usd
+        known = [each.cost_usd for each in (self.ended, self.live) if each.cost_usd is not None]
+        return sum(known) if known and (sum(known) or self.priced) else None
 
     @property
     def over(self) -> bool:
@@ -297,7 +311,7 @@ def recorded(
         )
         for name, digest, sha256, size, state, reason in result
     }
-    rows = read(tables, list(records), {}, [], START, sources)
+    rows = read(tables, list(records), {}, [], None, sources)
     return [_view(name, record, rows, InQueues(), "", ()) for name, record in records.items()]
 
 
@@ -345,7 +359,7 @@ def _view(
         oracle=any(row.get("oracle") for row in (*mine, live)),
         saved=_work([rows.saved[name]] if name in rows.saved else []),
         cap_usd=record.max_cost_usd,
-        spent=rows.spent.get(name, Spent()),
+        spent=rows.spent.get(name),
         reason=record.reason or "",
         untold=tuple(sorted((endpoint, model) for endpoint, model in one.get("untold", ()))),
         labels=_by_label(row for row in rows.labels if row["campaign"] == name),

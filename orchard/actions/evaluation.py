@@ -1,7 +1,9 @@
 """Runs evaluation suites as campaigns, and chooses among attempts."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import duckdb
 import msgspec
@@ -10,13 +12,14 @@ from orchard.actions.campaigns import campaign_spec, resume_campaign, submit_cam
 from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
 from orchard.pipelines.evaluation.best_of import BestOf, best_of
-from orchard.pipelines.evaluation.plan import SuitePlan, gone_on
+from orchard.pipelines.evaluation.plan import SuitePlan, gone_on, is_plan_of
 from orchard.pipelines.reranking.attempts import GradedAttempt, conversations, features, whole_submission
 from orchard.pipelines.tasks.registry import needs_of
 from orchard.schemas.campaigns import EvaluationPlanned, spec_hash
 from orchard.schemas.events import make_event
 from orchard.schemas.identity import digest
 from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import open_tables
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
 
@@ -42,22 +45,40 @@ def choose_best(
     return best_of(tables, blobs, campaign, k, score, frozenset(manifest.tasks))
 
 
-async def begin_suite(session: Session, plan: SuitePlan, told: Reporter = SILENT) -> None:
-    """Submits or resumes a suite, and records its plan in the log."""
+class _Standing(NamedTuple):
+    """What the tables have of a suite."""
+
+    ended: int
+    aborted: int
+    recorded: str | None
+    """SHA-256 of the recorded suite."""
+
+
+async def begin_suite(
+    session: Session, plan: SuitePlan, told: Reporter = SILENT, *, retry_aborted: bool = False
+) -> None:
+    """Submits or resumes a suite, and records its plan in the log. With all outcomes there nothing is run,
+    in whatever state its campaign is; with `retry_aborted` the aborted rollouts are tried again."""
     name = plan.suite.name
+    blob = session.blobs.put(msgspec.json.encode(plan.suite), "application/json")
     spec, cap, over = plan.spec, None, False
     async with session.connection("eval") as connection:
         known = await CampaignBook(connection).get(name)
+        if known is not None:
+            await session.committed(connection)
     if known is not None:
-        spec, cap = gone_on(await campaign_spec(session, known[0]), known[0].max_cost_usd, plan.spec)
-        # Paused at its cap, with nothing left that could cost.
-        over = bool(known[0].reason) and cap is None and plan.done >= spec.size
-    if cap is not None:
+        made = await campaign_spec(session, known[0])
+        spec, cap = gone_on(made, known[0].max_cost_usd, plan.spec)
+        now = await asyncio.to_thread(_standing, session.config.store, name)
+        over = is_plan_of(plan.spec, made) and now.ended >= spec.size
+        over = over and not (retry_aborted and now.aborted)
+        if over and now.recorded == blob.sha256:
+            return
+    if cap is not None and not over:
         await resume_campaign(session, name, max_cost_usd=cap, told=told)
     if not over:
         await submit_campaign(session, spec, needs_of(session.config.store, spec.tasks), told)
     async with session.connection("eval") as connection:
-        blob = session.blobs.put(msgspec.json.encode(plan.suite), "application/json")
         data = EvaluationPlanned(
             suite=blob,
             task_sets={each.source: each.title for each in plan.suite.task_sets},
@@ -68,3 +89,15 @@ async def begin_suite(session: Session, plan: SuitePlan, told: Reporter = SILENT
         await Publisher(connection).event(make_event(data, id=event_id, source="orchard/eval", campaign=name))
     if not over:
         await resume_campaign(session, name, told=told)
+
+
+def _standing(store: str, name: str) -> _Standing:
+    query = """
+    select count(*), count(*) filter (status = 'aborted'),
+           (select any_value(suite_sha256) from evaluations where campaign = $name)
+    from rollouts where campaign = $name
+    """
+    with open_tables(store, views=["rollouts", "evaluations"]) as tables:
+        found = tables.execute(query, {"name": name}).fetchone()
+    assert found is not None
+    return _Standing(*found)

@@ -37,6 +37,7 @@ class RubricRound:
     left_out: int = 0
     """Tasks that were not asked about, since the layer has cost its cap."""
     cost_usd: float = 0.0
+    """Price of this round's answers, as far as known."""
     faults: Counter[str] = field(default_factory=Counter)
     """Number of each reason for which a task has no rubric."""
 
@@ -101,18 +102,19 @@ async def _write_all(
     async def write(ref: TaskRef) -> None:
         nonlocal ended
         async with places:
-            if not room():
+            known = await writer.known(ref)
+            if known is None and not room():
                 done.left_out += 1
                 return
             try:
-                data = payload(await writer.write(ref))
+                data = payload(known or await writer.write(ref))
             except InfrastructureError as error:
                 done.faults[str(error)] += 1
                 return
             finally:
                 ended += 1
                 told.progress("rubrics", ended, len(refs))
-            if isinstance(data, RubricFacts):
+            if known is None and isinstance(data, RubricFacts):
                 done.cost_usd += data.cost_usd or 0.0
             done.written += isinstance(data, RubricWritten)
             if isinstance(data, RubricFailed):

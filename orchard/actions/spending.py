@@ -1,4 +1,5 @@
-"""What model calls have cost, and what each resolved rollout: by campaign, model, user, team or day."""
+"""What calls of models and judges have cost, and what each resolved rollout: by campaign, model, user, team
+or day."""
 
 from enum import StrEnum
 
@@ -31,14 +32,14 @@ _COLUMNS = {
 
 
 class SpendingLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Model calls of all attempts under one name, and the outcomes of its rollouts."""
+    """Calls of models and judges in all attempts under one name, and the outcomes of its rollouts."""
 
     name: str
     rollouts: int
     """Number of rollouts with an outcome."""
     resolved: int
     calls: int
-    """Number of model calls, those of attempts that were given up included."""
+    """Number of calls of models and judges, those of attempts that were given up included."""
     tokens: int
     """Tokens of prompts and answers, as far as they were counted."""
     uncounted: int
@@ -54,10 +55,16 @@ class SpendingLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SPENDING = """
-with called as (
+with every as (
+    select event_id, campaign, time, model, prompt_tokens, completion_tokens, cost_usd, model_kind
+    from tables.llm_calls_all
+    union all by name
+    select event_id, campaign, time, model, prompt_tokens, completion_tokens, cost_usd, model_kind
+    from tables.judge_calls_all
+), called as (
     select distinct on (event_id) {by} as name, prompt_tokens + completion_tokens as tokens, cost_usd,
            model_kind
-    from tables.llm_calls_all left join submitters using (campaign)
+    from every left join submitters using (campaign)
     where len($campaigns) = 0 or list_contains($campaigns, campaign)
 ), spent as (
     select name, count(*) as calls, coalesce(sum(tokens), 0)::bigint as tokens,

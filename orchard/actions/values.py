@@ -1,12 +1,15 @@
 """Annotates trajectories step by step until each has a verdict."""
 
 import asyncio
+import logging
 import os
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+
+import duckdb
 
 from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
@@ -19,16 +22,21 @@ from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.positions import Position
 from orchard.schemas.requests import InvalidRequest, read_annotation_request
 from orchard.schemas.values import AnnotationFacts, AnnotationFailed, AnnotationRequest
+from orchard.storage.errors import StorageError
 from orchard.storage.reader import open_tables, position
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.consumer import Consumer, WorkerLifetime
 from orchard.streams.deadletter_codec import DeadLetter
+from orchard.streams.errors import StreamsError
 from orchard.streams.publisher import Publisher
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.endpoint_rests import RestTracker
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
 """Seconds between checks of what other consumers have done."""
@@ -138,10 +146,13 @@ async def _annotate(
         done.faults.update(buried[rollout] for rollout in lost)
         return judged | lost
 
-    async with annotating(session, connection, slots, WorkerLifetime(), count) as consumer:
-        watching = asyncio.create_task(_watch(missing, others, consumer.drain))
+    async with (
+        annotating(session, connection, slots, WorkerLifetime(), count) as consumer,
+        asyncio.TaskGroup() as tasks,  # a watch that ends by a defect ends the command
+    ):
+        watching = tasks.create_task(_watch(missing, others, consumer.drain))
         await consumer.run()
-        watching.cancel()
+        await end(watching)
 
 
 @asynccontextmanager
@@ -171,10 +182,16 @@ async def annotating(
 async def _watch(
     missing: set[str], others: Callable[[], Awaitable[set[str]]], over: Callable[[], None]
 ) -> None:
-    """Removes what other consumers have done or buried; calls `over` when nothing is left."""
+    """Removes what other consumers have done or buried; calls `over` when nothing is left. A look that fails
+    is logged and repeated."""
     while missing:
         await asyncio.sleep(LOOK_SECONDS)
-        missing -= await others()
+        try:
+            missing -= await others()
+        except (StorageError, StreamsError, duckdb.Error) as error:
+            log.warning(
+                "what others have annotated is not known, the next look is in %g s: %s", LOOK_SECONDS, error
+            )
     over()
 
 

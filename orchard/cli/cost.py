@@ -36,7 +36,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Compare what campaigns have cost, and what each resolved rollout.
 
-        Every model call of every attempt counts. A cost of `-` is not known: add prices to the endpoint's
+        Every call of a model or a judge counts, in every attempt. Annotations and rubrics (`orchard values`)
+        do not, as they are of no rollout's attempt. A cost of `-` is not known: add prices to the endpoint's
         section of orchard.toml. User and team are those of who submitted the campaign, `-` where none is
         known. `orchard sandbox cost` computes what sandboxes cost.
 
@@ -48,7 +49,8 @@ def register(app: typer.Typer) -> None:
         """
         session: Session = context.obj
         with open_tables(
-            session.config.store, views=("rollouts", "llm_calls_all", "campaigns", "submitters")
+            session.config.store,
+            views=("rollouts", "llm_calls_all", "judge_calls_all", "campaigns", "submitters"),
         ) as tables:
             named = [known_campaign(tables, name) for name in campaigns or ()]
             lines = spending(tables, by, named)
@@ -77,7 +79,7 @@ def spending_table(by: SpendingBy, lines: list[SpendingLine]) -> Table:
             "-" if line.tokens_per_resolved is None else f"{counted}{line.tokens_per_resolved:,.0f}",
             _usd(line.usd_per_resolved, priced),
         )
-    table.caption = "each: per resolved rollout; every call of every attempt counts"
+    table.caption = "each: per resolved rollout; every call of a model or judge counts, in every attempt"
     table.caption_justify = "left"
     return table
 

@@ -74,6 +74,9 @@ class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None
     cost_usd: float | None
     seconds: float
+    """Sum over the `timed` rollouts."""
+    timed: int
+    """Rollouts whose duration is known."""
 
 
 class ComparisonFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,10 +106,16 @@ class ExperienceFacts(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: int
     """Number of earlier rollouts."""
     turns: float
-    tokens: float
-    seconds: float
+    tokens: float | None
+    """None where no rollout's tokens are known."""
+    seconds: float | None
+    """None where no rollout's duration is known."""
     cost_usd: float | None
-    """None where no price is known."""
+    """Mean of the `priced` rollouts; None where there are none."""
+    counted: int
+    """Rollouts whose tokens are known."""
+    priced: int
+    """Rollouts whose cost is known."""
     same_harness: bool
     """Whether they used the planned harness."""
 
@@ -179,6 +188,9 @@ def run(
     out: Out = None,
     best_of: BestOfK = None,
     rerank: Rerank = None,
+    retry_aborted: Annotated[
+        bool, typer.Option("--retry-aborted", help="Try aborted rollouts again, when all have an outcome.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --plan: one JSON object.")] = False,
 ) -> None:
     """Run a suite to its end, and show its tables. Run it again to resume a stopped one.
@@ -190,10 +202,11 @@ def run(
         task_sets = [{ source = "pypi-releases" }]
         models = [{ name = "NAME" }]
 
-    A suite that was paused at its `max_cost_usd` continues when the file sets a higher one. One with all
-    outcomes is only reported.
+    A suite that was paused at its `max_cost_usd` continues when the file sets a higher one. A stopped suite
+    that is resumed tries its aborted rollouts again. One with all outcomes is only reported, also when it is
+    paused, cancelled or archived; `--retry-aborted` tries its aborted rollouts again.
 
-    Exit code 1 when rollouts have no outcome at the end: no score counts them.
+    Exit code 1 when rollouts were aborted or have no outcome at the end: no score counts them.
     """
     session: Session = context.obj
     if as_json and not plan:
@@ -211,7 +224,7 @@ def run(
         for note in notes:
             console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
         return
-    whole = asyncio.run(_run(session, planned))
+    whole = asyncio.run(_run(session, planned, retry_aborted=retry_aborted))
     report(context, planned.suite.name, out, best_of, rerank)
     if not whole:
         raise typer.Exit(1)
@@ -296,10 +309,10 @@ def published_suites(
         raise EvaluationError(f"there is no suite {name!r} here: choose one of {', '.join(known)}")
 
 
-async def _run(session: Session, plan: SuitePlan) -> bool:
+async def _run(session: Session, plan: SuitePlan, *, retry_aborted: bool) -> bool:
     """Follows the suite to its end; returns whether the tables have every outcome."""
     with reporting() as told:
-        await begin_suite(session, plan, told)
+        await begin_suite(session, plan, told, retry_aborted=retry_aborted)
     view = await watch_campaign(session, plan.suite.name, every=1.0)
     async with session.connection("eval") as connection:
         await session.committed(connection)
@@ -328,6 +341,8 @@ def show_plan(plan: SuitePlan, without_price: Sequence[str]) -> None:
         most = f"not known, as the configuration here has no price of {', '.join(without_price)}"
     usd = plan.expected_usd
     expected = "not known: no price, or no rollout of a model yet" if usd is None else f"about {usd:,.2f} USD"
+    if usd is not None and plan.partly_priced:
+        expected += " by the rollouts with a known cost alone"
     cap = plan.suite.max_cost_usd
     capped = "" if cap is None else f", paused when {dollars(cap)} are spent"
     console.print(
@@ -372,12 +387,10 @@ def _row(cell: Planned) -> tuple[object, ...]:
     head = (cell.task_set, cell.harness, cell.model, cell.tasks, cell.rollouts)
     if (like := cell.like) is None:
         return (*head, None, None, None, "no rollout of this model")
-    usd = None if like.cost_usd is None else like.cost_usd * cell.rollouts
-    where = "" if like.same_harness else " under other harnesses"
-    return (
-        *head,
-        like.turns,
-        f"{like.tokens * cell.rollouts:,.0f}",
-        usd,
-        f"{like.rollouts:,} rollouts{where}",
-    )
+    usd = "-" if like.cost_usd is None else like.cost_usd * cell.rollouts
+    tokens = "-" if like.tokens is None else f"{like.tokens * cell.rollouts:,.0f}"
+    known = f"{like.rollouts:,} rollouts" + ("" if like.same_harness else " under other harnesses")
+    for number, what in ((like.counted, "tokens"), (like.priced, "cost")):
+        if 0 < number < like.rollouts:
+            known += f", {number:,} of them with known {what}"
+    return (*head, like.turns, tokens, usd, known)

@@ -14,18 +14,20 @@ from orchard.actions.campaign_status import InQueues, state_of
 from orchard.actions.session import Session
 from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.campaigns.archiving import Archiving
+from orchard.pipelines.campaigns.archiving import FAULTS, Archiving
 from orchard.schemas.access import UserRole
 from orchard.schemas.subjects import FENCES
 from orchard.storage.archive.archiving import ArchiveProgress
 from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.sizes import Size, sizes
 from orchard.storage.archive.verify import verify_archive
+from orchard.storage.errors import ArchiveRefused
 from orchard.storage.reader import open_tables
 from orchard.storage.settings import archive_url
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.disk_space import event_capacity
+from orchard.streams.errors import NatsUnreachable
 from orchard.terminal.console import console, reporting
 from orchard.terminal.tables import rows_table
 
@@ -98,6 +100,8 @@ def archive(
 ) -> None:
     """Move closed campaigns from the stream into the archive, verified. Run it again to resume.
 
+    What cannot be archived is named, the other campaigns are archived all the same, and the exit code is 1.
+
     For example:
 
         orchard log archive first
@@ -106,6 +110,7 @@ def archive(
     session: Session = context.obj
     if bool(name) == closed:
         raise ConfigError("name the campaigns to archive, or give --closed")
+    failed: dict[str, Exception] = {}
 
     async def run() -> list[str]:
         async with session.connection_or_server("archive") as connection:
@@ -113,11 +118,22 @@ def archive(
             names = name or await archiving.closed(timedelta(days=older_than))
             for each in names:
                 await begin(session, connection, "log archive", UserRole.OPERATE, options={"campaign": each})
-                await _follow(archiving.archive(each), each)
-            return names
+                try:
+                    await _follow(archiving.archive(each), each)
+                except NatsUnreachable:
+                    raise
+                except FAULTS as error:
+                    failed[each] = error
+            return [each for each in names if each not in failed]
 
-    names = asyncio.run(run())
-    console.print(f"[bold green]archived[/] {', '.join(names)}" if names else "no campaign to archive")
+    archived = asyncio.run(run())
+    if archived:
+        console.print(f"[bold green]archived[/] {', '.join(archived)}")
+    if failed:
+        why = "; ".join(f"{each}: {error}" for each, error in failed.items())
+        raise ArchiveRefused(f"not archived: {why}")
+    if not archived:
+        console.print("no campaign to archive")
 
 
 @app.command()

@@ -32,6 +32,7 @@ from orchard.configuration.config import ConfigError
 from orchard.pipelines.trajectories.reading import stored_node
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import Role
+from orchard.storage.errors import StorageError
 from orchard.storage.location import Location
 from orchard.storage.reader import Row, open_tables, refresh
 from orchard.terminal.console import console, shown
@@ -154,12 +155,11 @@ def _print_query(
         if kinds - {duckdb.StatementType.SELECT}:
             raise ConfigError("with --read-only nothing but queries runs, such as `select` and `show tables`")
         relation = tables.sql(query)
+        if relation is None:
+            return
+        names, rows = relation.columns, relation.fetchall()
     except duckdb.Error as error:
         raise ConfigError(f"the query does not run: {error}") from error
-    if relation is None:
-        return
-    names = relation.columns
-    rows = relation.fetchall()
     if output is SqlFormat.CSV:
         writer = csv.writer(sys.stdout, lineterminator="\n")  # for shells
         writer.writerow(names)
@@ -210,7 +210,7 @@ def _ask(tables: duckdb.DuckDBPyConnection, store: str, *, read_only: bool) -> N
         try:
             refresh(tables, store)
             _print_query(tables, "\n".join(lines), SqlFormat.TABLE, read_only=read_only)
-        except ConfigError as error:
+        except (ConfigError, StorageError, duckdb.Error) as error:
             console.print(Text(str(error), style="red"))
         lines = []
 

@@ -76,9 +76,8 @@ class CampaignRow:
 
     @property
     def cost(self) -> float | None:
-        """Cost of its model calls as far as it is known; None for known solutions."""
-        known = [each.cost_usd for each in (self.view.ended, self.view.live) if each.cost_usd is not None]
-        return sum(known) if known and not self.view.oracle else None
+        """Cost of all its model calls as far as it is known; None for known solutions."""
+        return None if self.view.oracle else self.view.cost_usd
 
 
 _ORDER: Mapping[str, Callable[[CampaignRow], Any]] = {

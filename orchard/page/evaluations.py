@@ -18,7 +18,8 @@ SHADES = 8
 _KNOWN = """
 select e.campaign, e.k, map_values(e.task_sets) as task_sets, count(q.rollout_id) as requested,
        count(r.resolved) as graded, count(*) filter (r.resolved) as resolved,
-       count(*) filter (r.status = 'aborted') as aborted,
+       count(*) filter (r.status = 'aborted' and r.cause <> 'blocked') as aborted,
+       count(*) filter (r.cause = 'blocked') as blocked,
        count(distinct q.model) as models, count(distinct q.harness) as harnesses
 from evaluations e left join indexed.asked q on q.campaign = e.campaign
 left join indexed.ended r on r.rollout_id = q.rollout_id

@@ -14,6 +14,7 @@ import duckdb
 
 from orchard.actions.abort_reasons import FORM, remedy, shortened
 from orchard.actions.attempt_ranges import QueryRange
+from orchard.page.failing_tests import FAILING
 from orchard.page.folder import KEY
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.reader import Row, rows, within
@@ -29,11 +30,10 @@ select sequence, rollout_id, attempt, campaign, task_id, harness, model, outcome
 from indexed.ended where (outcome = 'unresolved' or outcome = 'aborted')
 and ($campaign is null or campaign = $campaign) order by sequence desc limit $limit
 """
-_GRADES = """
-select w.rollout_id, w.attempt, w.cause, w.detail, list_sort(list_transform(
-           list_filter(map_entries(w.tests), lambda t: t.value not in ('PASSED', 'XFAIL')),
-           lambda t: t.value || ' ' || t.key))[1:3] as bad,
-       len(list_filter(map_entries(w.tests), lambda t: t.value not in ('PASSED', 'XFAIL'))) as failing
+_GRADES = f"""
+select w.rollout_id, w.attempt, w.cause, w.detail, {FAILING} as failed,
+       list_sort(list_transform(failed, lambda t: t.value || ' ' || t.key))[1:3] as bad,
+       len(failed) as failing
 from tables.rewards_all w semi join _failed f on f.rollout_id = w.rollout_id and f.attempt = w.attempt
 """
 _SAID = """

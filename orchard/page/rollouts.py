@@ -289,6 +289,8 @@ class SearchSummary:
     resolved: int
     graded: int
     aborted: int
+    blocked: int
+    """Kept out by their sites: not among the aborted, and in no rate."""
     distributions: list[Distribution]
 
     @property
@@ -312,7 +314,8 @@ def summary_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "")
         tables,
         "select count(*) as total, count(*) filter (resolved and status <> 'aborted') as resolved, "
         "count(resolved) as graded, "
-        f"count(*) filter (status = 'aborted') as aborted, {facts} from ({selected})",
+        "count(*) filter (status = 'aborted' and cause <> 'blocked') as aborted, "
+        f"count(*) filter (cause = 'blocked') as blocked, {facts} from ({selected})",
         values,
     )
     assert found is not None
@@ -342,6 +345,7 @@ def summary_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "")
         found["resolved"],
         found["graded"],
         found["aborted"],
+        found["blocked"],
         [
             Distribution(
                 name,

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from orchard.page.failing_tests import FAILING
 from orchard.schemas.messages import Role
 from orchard.schemas.positions import STREAM_BITS, Position, own_sequence, sequence_in, stream_of
 from orchard.storage.location import Location
@@ -35,7 +36,7 @@ SPAN = 1 << 30
 both in the rollout's event stream."""
 TURNS = 1_000
 """Turns above which a range of turns must be open."""
-FORM = 3
+FORM = 4
 """Version of the index; one of another version is made anew."""
 _ROLE, _TURN, _TOOL = "\ue000", "\ue001", "\ue002"
 """First letters of the words that stand for role, turn and tools of a message: nobody types them."""
@@ -50,7 +51,8 @@ _UNSPACED = re.compile(
 _SCHEMA = """
 create virtual table said using fts5(text, content='', columnsize=0, detail=none);
 create table called(call integer primary key, tool text);
-create table failed(test integer, asked integer, primary key (test, asked)) without rowid;
+create table failed(test integer, asked integer, attempt integer, primary key (test, asked, attempt))
+    without rowid;
 create table progress(store text, upto integer);
 """
 _ASKED = f"""
@@ -74,8 +76,7 @@ from (
 ) m join {_ASKED}
 """
 _FAILED = f"""
-select q.asked, map_keys(map_from_entries(list_filter(
-           map_entries(w.tests), lambda t: t.value not in ('PASSED', 'XFAIL', 'SKIPPED')))) as tests
+select q.asked, w.attempt, map_keys(map_from_entries({FAILING})) as tests
 from (select * from tables.rewards_all where sequence > $after and sequence <= $upto) w join {_ASKED}
 """
 
@@ -153,8 +154,13 @@ class SearchIndex:
         ]
         return all(reached)
 
+    def failed(self, test: str) -> list[tuple[int, int]]:
+        """Request sequences and attempts that failed a test, as far as rewards are indexed."""
+        assert self._streams, "`step` comes first"
+        return [found for each in self._streams for found in each.failed(test)]
+
     def rollouts(self, wanted: WordQuery) -> npt.NDArray[np.int64]:
-        """Request sequences of matching rollouts, as far as messages are indexed."""
+        """Request sequences of rollouts with a message that matches, as far as messages are indexed."""
         assert self._streams, "`step` comes first"
         return np.concatenate([each.rollouts(wanted) for each in self._streams])
 
@@ -201,15 +207,14 @@ class _StreamIndex:
 
     def rollouts(self, wanted: WordQuery) -> npt.NDArray[np.int64]:
         assert self._index is not None, "`step` comes first"
-        asked, values = [], list[str | int]()
-        if wanted.match:
-            asked.append(f"select distinct rowid / {SPAN} from said where said match ?")
-            values.append(wanted.match)
-        if wanted.failing:
-            asked.append("select asked from failed where test = ?")
-            values.append(_digest(wanted.failing))
-        found = self._index.execute(" intersect ".join(asked), values)
+        query = f"select distinct rowid / {SPAN} from said where said match ?"
+        found = self._index.execute(query, (wanted.match,))
         return np.fromiter(chain.from_iterable(found), np.int64) + self._before
+
+    def failed(self, test: str) -> list[tuple[int, int]]:
+        assert self._index is not None, "`step` comes first"
+        found = self._index.execute("select asked, attempt from failed where test = ?", (_digest(test),))
+        return [(self._before + asked, attempt) for asked, attempt in found]
 
     def hits(self, wanted: WordQuery, asked: Sequence[int]) -> list[Hit]:
         """In one query: a prefix of many words is slow to look up."""
@@ -267,9 +272,10 @@ class _StreamIndex:
             index.executemany("insert into said(rowid, text) values (?, ?)", sorted(numbered))
         left = ((_digest(str(key)), name) for key, name in called.items())
         index.executemany("insert or ignore into called values (?, ?)", left)
-        for asked, tests in tables.execute(_FAILED, window).fetchall():
+        for asked, attempt, tests in tables.execute(_FAILED, window).fetchall():
             index.executemany(
-                "insert or ignore into failed values (?, ?)", [(_digest(test), asked) for test in tests]
+                "insert or ignore into failed values (?, ?, ?)",
+                [(_digest(test), asked, attempt) for test in tests],
             )
 
     def _opened(self, position: int) -> sqlite3.Connection:

@@ -35,6 +35,10 @@ _TOOL = """(list_contains(list_transform(tool_calls, lambda c: c.name), $tool)
         ) where call.name = $tool
     ))"""
 _AMONG = "rollout_id in (select rollout_id from indexed.asked semi join _among using (sequence))"
+_FAILING = """(rollout_id, attempt) in (
+    select (a.rollout_id, f.attempt) from indexed.asked a join _failing f using (sequence)
+)"""
+"""The accepted attempt has failed the test, not another one."""
 _MESSAGES = """
 select rollout_id, sequence, attempt, node_id, role, turn, content, reasoning, tool_calls
 from tables.messages_all where {} order by sequence
@@ -90,8 +94,17 @@ def answer(
         wanted = WordQuery(failing=wanted.failing)
     if wanted.asks:
         read = 1.0 if search_index.step(tables, position) else search_index.share(position)
-        tables.register("_among", pa.table({"sequence": search_index.rollouts(wanted)}))
-        where.append(_AMONG)
+        if wanted.match:
+            tables.register("_among", pa.table({"sequence": search_index.rollouts(wanted)}))
+            where.append(_AMONG)
+        if wanted.failing:
+            found = search_index.failed(wanted.failing)
+            columns = {
+                name: pa.array([one[at] for one in found], pa.int64())
+                for at, name in enumerate(("sequence", "attempt"))
+            }
+            tables.register("_failing", pa.table(columns))
+            where.append(_FAILING)
     which = " and ".join(where)
     page = page_of(tables, query, which)
     hits = list[ShownHit]()

@@ -12,8 +12,10 @@ SORTS = {"hardest": "pass_rate asc nulls last", "easiest": "pass_rate desc nulls
 _LISTED = """
 with outcomes as (
     select task_id, any_value(repo) as repo, count(*) as ended, count(resolved) as graded,
-           count(*) filter (resolved) as resolved, count(*) filter (status = 'aborted') as aborted,
-           count(*) filter (resolved) / nullif(count(resolved), 0) as pass_rate, avg(turns) as turns,
+           count(*) filter (resolved) as resolved,
+           count(*) filter (status = 'aborted' and cause <> 'blocked') as aborted,
+           count(*) filter (resolved) / nullif(count(resolved), 0) as pass_rate,
+           avg(turns) filter (status <> 'aborted') as turns,
            avg(seconds) filter (status <> 'aborted') as seconds,
            case when count(cost_usd) filter (status <> 'aborted') = count(*) filter (status <> 'aborted')
                 then avg(cost_usd) filter (status <> 'aborted') end as cost_usd
@@ -35,7 +37,8 @@ from every order by {order}, rollouts = 0, task_id limit $limit offset $skip
 """
 _CELLS = """
 select harness, model, model_kind, count(*) as rollouts, count(resolved) as graded,
-       count(*) filter (resolved) as resolved, count(*) filter (status = 'aborted') as aborted,
+       count(*) filter (resolved) as resolved,
+           count(*) filter (status = 'aborted' and cause <> 'blocked') as aborted,
        count(*) filter (resolved) / nullif(count(resolved), 0) as pass_rate
 from indexed.ended where task_id = $task group by all order by harness, model
 """
@@ -50,7 +53,7 @@ class TaskPage:
     """One page of the task list."""
 
     rows: list[Row]
-    """Cost and seconds are means of rollouts that were not aborted; the cost is None if that of one is
+    """Turns, cost and seconds are means of rollouts that were not aborted; the cost is None if that of one is
     unknown."""
     more: bool
 

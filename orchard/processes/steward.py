@@ -4,6 +4,9 @@ import asyncio
 import logging
 import socket
 
+import duckdb
+import msgspec
+
 from orchard.actions.session import Session
 from orchard.pipelines.campaigns.breaking import Breaker
 from orchard.pipelines.campaigns.reconciling import Reconciler
@@ -80,7 +83,7 @@ async def keep_book(store_url: str, connection: Connection) -> None:
                 continue
             for name in await restore_campaigns(store_url, connection):
                 log.error("NATS had lost the newest record of campaign %s: it is put back from the log", name)
-        except (StorageError, CampaignConflict) as error:
+        except (StorageError, CampaignConflict, duckdb.Error, msgspec.DecodeError) as error:
             if str(error) != told:
                 told = str(error)
                 log.warning("the campaigns cannot be compared with the log: %s", error)

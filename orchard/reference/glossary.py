@@ -203,6 +203,7 @@ _EVALUATED = {
     "resolved": "Rollouts that solved their task",
     "aborted": "Rollouts aborted by infrastructure failures",
     "malformed": "Rollouts that ended because the harness could not parse the model's answers",
+    "timed": "Rollouts whose duration is known, which `seconds` sums",
 }
 _FORAGED = {
     "reason": "Why frugal sampling requested no more rollouts, or skipped the prompt",
@@ -326,6 +327,8 @@ COLUMNS: dict[str, dict[str, str]] = {
         "trained": "Whether the replicates are models of an arm",
         "tasks": "Tasks with a graded rollout",
         "pass_at_1": "Mean of resolved / graded over these tasks",
+        "common_tasks": "Tasks with a graded rollout of every replicate that has any",
+        "common_pass_at_1": "Mean of resolved / graded over the common tasks; null if there are none",
     },
     "skipped_prompts": _FORAGED,
     "groups": _FORAGED

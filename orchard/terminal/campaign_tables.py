@@ -24,7 +24,7 @@ from orchard.actions.reporter import duration, plural
 from orchard.actions.session import Session
 from orchard.actions.team_status import TeamView
 from orchard.pipelines.campaigns.scores import Score
-from orchard.storage.spending import dollars
+from orchard.storage.spending import Spent, dollars
 from orchard.terminal.console import PLAIN_SECONDS, Verbosity, console
 
 _ALONE = PipelineView()
@@ -103,7 +103,7 @@ def _labels(view: CampaignView) -> str:
 def _cap(view: CampaignView) -> list[str]:
     if view.cap_usd is None:
         return []
-    spent = view.spent
+    spent = view.spent or Spent()
     if spent.usd is None:
         calls = plural(spent.unpriced, "call")
         return [f"cap: an unknown amount of {dollars(view.cap_usd)} is spent, by {calls} without a price"]
@@ -198,16 +198,13 @@ def _tokens(view: CampaignView) -> str:
 
 
 def _cost(view: CampaignView) -> str:
-    """Cost as far as it is known, `-` for an unknown one; empty where nothing was to be paid."""
-    if view.cap_usd is not None:
-        least = "≥ " if view.spent.unpriced else ""
-        return "-" if view.spent.usd is None else f"{least}{view.spent.usd:.2f}"
-    if view.oracle or not view.ended.turns + view.live.turns:
+    """Cost of all attempts as far as it is known, `-` for an unknown one; empty where there was nothing to
+    pay."""
+    called = view.ended.turns + view.live.turns or not view.priced or view.cost_usd
+    if view.cap_usd is None and (view.oracle or not called):
         return ""
-    costs = [work.cost_usd for work in (view.ended, view.live) if work.cost_usd is not None]
-    least = "" if view.ended.priced and view.live.priced else "≥ "
-    known = costs if sum(costs) or not least else ()
-    return f"{least}{sum(known):.2f}" if known else "-"
+    least = "" if view.priced else "≥ "
+    return "-" if view.cost_usd is None else f"{least}{view.cost_usd:.2f}"
 
 
 def pipeline_line(pipeline: PipelineView | None) -> RenderableType:

@@ -6,11 +6,13 @@ of reinforcement learning, imports and the house's own (`tasks`, `datasets`, ...
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+import duckdb
 import msgspec
 
 from orchard.pipelines.campaigns.ending import open_in_queues
@@ -28,13 +30,16 @@ from orchard.storage.reader import open_tables
 from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.streams.campaigns import CampaignBook, CampaignEntry, state_changed
 from orchard.streams.connection import Connection
-from orchard.streams.errors import CampaignConflict, StreamsError
+from orchard.streams.errors import CampaignConflict, NatsUnreachable, StreamsError
 from orchard.streams.event_streams import next_event
 from orchard.streams.publisher import Publisher
 
 SOURCE = "orchard/archive"
 LOOK_SECONDS = 600.0
 """Pause between two looks for campaigns that have been closed for long enough."""
+
+FAULTS = (StorageError, StreamsError, duckdb.Error, msgspec.DecodeError)
+"""Errors that archiving may meet: of one campaign, or of all that need the same file, disk or server."""
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +128,7 @@ class Archiving:
 
     async def closed(self, older_than: timedelta = timedelta(0)) -> list[str]:
         """List the campaigns that are closed, had no event for `older_than`, and are not wholly in the
-        archive."""
+        archive. One whose plan cannot be read is listed too: `archive` raises why."""
         book = await self._book.list()
         latest = datetime.now(UTC) - older_than
         archived = await asyncio.to_thread(self.shelf.reached)
@@ -131,8 +136,11 @@ class Archiving:
         for progress in await asyncio.to_thread(campaigns_progress, self._store_url):
             record, _ = book.get(progress.campaign, (None, 0))
             reached = archived.get(progress.campaign, START)
-            if progress.newest > latest or await self._open_because(progress, record):
+            if progress.newest > latest:
                 continue
+            with contextlib.suppress(StorageError, msgspec.DecodeError):
+                if await self._open_because(progress, record):
+                    continue
             if not reached.reaches(progress.last) or await self._left(progress, record, reached):
                 found.append(progress.campaign)
         return found
@@ -205,17 +213,30 @@ class Archiving:
             yield ArchiveProgress("verifying", events, total)
 
     async def run(self, older_than: timedelta) -> None:
-        """Archive campaigns that have been closed for `older_than`, until cancelled. Failures are logged
-        and retried."""
+        """Archive campaigns that have been closed for `older_than`, until cancelled."""
         while True:
-            try:
-                for campaign in await self.closed(older_than):
-                    async for _ in self.archive(campaign):
-                        pass
-                    log.info("archived the events of campaign %s", campaign)
-            except (StorageError, StreamsError) as error:
-                log.warning("archiving waits %.0f s: %s", LOOK_SECONDS, error)
+            await self.look(older_than)
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def look(self, older_than: timedelta) -> None:
+        """Archive the campaigns that have been closed for `older_than` by now. Failures are logged; that of
+        one campaign does not keep the others back."""
+        try:
+            for campaign in await self.closed(older_than):
+                await self._archive_or_log(campaign)
+        except FAULTS as error:
+            log.warning("archiving waits %.0f s: %s", LOOK_SECONDS, error)
+
+    async def _archive_or_log(self, campaign: str) -> None:
+        try:
+            async for _ in self.archive(campaign):
+                pass
+        except NatsUnreachable:
+            raise
+        except FAULTS as error:
+            log.warning("campaign %s is not archived: %s", campaign, error)
+        else:
+            log.info("archived the events of campaign %s", campaign)
 
     async def _open_because(self, progress: CampaignProgress, record: CampaignRecord | None) -> str:
         steps = None

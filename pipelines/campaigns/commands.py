@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from orchard.pipelines.campaigns.ending import abort, clear
-from orchard.pipelines.campaigns.spending import pause_reason
+from orchard.pipelines.campaigns.spending import how_to_go_on, pause_reason
 from orchard.schemas.campaigns import (
     CAMPAIGN_MOVES,
     CampaignRecord,
@@ -365,11 +365,8 @@ def _check_running(name: str, record: CampaignRecord) -> None:
     if record.state is CampaignState.ARCHIVED:
         raise CampaignError(_archived(name))
     if record.reason:
-        capped = record.max_cost_usd is not None
-        then = " --max-cost USD` goes on with a higher cap" if capped else "` goes on when that is mended"
-        raise CampaignError(
-            f"campaign {name!r} is {record.state}, because {record.reason}: `orchard resume {name}{then}"
-        )
+        then = how_to_go_on(name, record.reason)
+        raise CampaignError(f"campaign {name!r} is {record.state}, because {record.reason}: {then}")
     if record.state is not CampaignState.RUNNING:
         raise CampaignError(f"campaign {name!r} is {record.state}: use `orchard resume {name}`")
 

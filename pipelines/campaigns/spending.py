@@ -25,19 +25,37 @@ LOOK_SECONDS = 2.0
 SOURCE = "orchard/steward"
 
 
+_OVER = "and its cap is"
+_NOT_KEPT = "cannot be kept"
+"""Words by which the reasons of `pause_reason` are told from each other and from those of others."""
+
+
 def pause_reason(record: CampaignRecord, spent: Spent) -> str:
     """Say why the campaign must be paused, as a clause; empty where it may run."""
     cap = record.max_cost_usd
     if cap is None:
         return ""
     if spent.usd is not None and spent.usd >= cap:
-        return f"its model calls have cost {dollars(spent.usd)} and its cap is {dollars(cap)}"
+        return f"its model calls have cost {dollars(spent.usd)} {_OVER} {dollars(cap)}"
     if spent.unpriced > (record.unpriced or 0):
         return (
             f"{spent.unpriced:,} of its model calls have no known cost, as their endpoint did not say their "
-            f"tokens or a worker knows no price, so its cap of {dollars(cap)} cannot be kept"
+            f"tokens or a worker knows no price, so its cap of {dollars(cap)} {_NOT_KEPT}"
         )
     return ""
+
+
+def how_to_go_on(name: str, reason: str) -> str:
+    """Say how a campaign continues that was paused for this reason."""
+    if _OVER in reason:
+        return f"`orchard resume {name} --max-cost USD` continues it with a higher cap"
+    if _NOT_KEPT in reason:
+        return (
+            "add [endpoints.NAME.prices.MODEL] where the workers run and start them again, or have the "
+            f"endpoint tell its usage; then `orchard resume {name}` continues it and no longer asks for the "
+            "cost of these calls; `--max-cost 0` removes the cap"
+        )
+    return f"`orchard resume {name}` continues it once that is mended"
 
 
 class CostWatch:

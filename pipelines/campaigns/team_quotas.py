@@ -1,18 +1,20 @@
-"""Holds teams whose model calls have cost as much in one UTC day as they may: their rollouts wait for the
-next day, running ones end."""
+"""Holds teams whose calls of models and judges have cost as much in one UTC day as they may: their rollouts
+wait for the next day, running ones end."""
 
 import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime, time, timedelta
+from functools import reduce
 
 import duckdb
 
 from orchard.schemas.access import NO_CAMPAIGN, TeamHold
 from orchard.schemas.events import make_event, payload
+from orchard.schemas.judging import JudgeCalled
 from orchard.schemas.llm_calls import LLMCall
-from orchard.schemas.positions import START
+from orchard.schemas.positions import START, Position
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.errors import StorageError
 from orchard.storage.spending import dollars, team_costs
@@ -27,6 +29,8 @@ log = logging.getLogger("orchard.teams")
 
 LOOK_SECONDS = 5.0
 SOURCE = "orchard/steward"
+_CALLS = ("llm.called", "judge.called")
+"""Types of events that cost a team money."""
 
 
 class TeamQuotas:
@@ -45,8 +49,9 @@ class TeamQuotas:
         self._revision = 0
         self._midnight = datetime.min.replace(tzinfo=UTC)
         self._spent: defaultdict[str, float] = defaultdict(float)
-        """Cost of each team's calls since `_midnight`, up to the event `_position`."""
-        self._position = START
+        """Cost of each team's calls since `_midnight`, up to the events `_positions`."""
+        self._positions = dict.fromkeys(_CALLS, START)
+        """Position up to which calls of each type were read."""
         self._lost = asyncio.Event()
         connection.on_loss(self._lost.set)
 
@@ -90,15 +95,25 @@ class TeamQuotas:
         except (StorageError, duckdb.Error) as error:
             log.warning("what teams have spent is read from the stream alone: %s", error)
             spent, position = {}, START
-        self._midnight, self._spent, self._position = midnight, defaultdict(float, spent), position
+        self._midnight, self._spent = midnight, defaultdict(float, spent)
+        self._positions = dict.fromkeys(_CALLS, position)
+
+    @property
+    def _position(self) -> Position:
+        """Newest event that was counted."""
+        return reduce(Position.joined, self._positions.values())
 
     async def _add_later(self) -> None:
-        pattern = f"{EVENTS_PREFIX}.*.*.llm.called"
-        async for batch in events_after(self._connection, self._position, pattern):
+        for kind in _CALLS:
+            await self._add_calls(kind)
+
+    async def _add_calls(self, kind: str) -> None:
+        pattern = f"{EVENTS_PREFIX}.*.*.{kind}"
+        async for batch in events_after(self._connection, self._positions[kind], pattern):
             for message in batch:
-                self._position = self._position.with_last(message.sequence)
+                self._positions[kind] = self._positions[kind].with_last(message.sequence)
                 event = message.as_event.event
                 team = self._teams.get(event.campaign) if event else None
                 call = payload(event) if event and team and event.time >= self._midnight else None
-                if team and isinstance(call, LLMCall):
+                if team and isinstance(call, LLMCall | JudgeCalled):
                     self._spent[team] += call.cost_usd or 0.0

@@ -17,10 +17,16 @@ class Experience(NamedTuple):
 
     rollouts: int
     turns: float
-    tokens: float
-    seconds: float
+    tokens: float | None
+    """None where no rollout's tokens are known."""
+    seconds: float | None
+    """None where no rollout's duration is known."""
     cost_usd: float | None
-    """None where no price is known."""
+    """Mean of the `priced` rollouts; None where there are none."""
+    counted: int
+    """Rollouts whose tokens are known."""
+    priced: int
+    """Rollouts whose cost is known."""
     same_harness: bool
 
 
@@ -52,6 +58,11 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
         """Upper limit of the cost of all rollouts; None without a limit."""
         each = self.suite.budget.cost_usd
         return each * self.spec.size if each else None
+
+    @property
+    def partly_priced(self) -> bool:
+        """Whether a mean behind the expected cost leaves out rollouts whose cost is not known."""
+        return any(cell.like and 0 < cell.like.priced < cell.like.rollouts for cell in self.cells)
 
     @property
     def expected_usd(self) -> float | None:
@@ -90,9 +101,16 @@ def gone_on(made: CampaignSpec, cap: float | None, wanted: CampaignSpec) -> tupl
     cap. The new cap is in USD, 0 for none, where the suite's file was given another; None leaves the
     campaign's. Only a cap may differ: of any other plan the submission says so."""
     same = msgspec.structs.replace(wanted, max_cost_usd=made.max_cost_usd)
-    if msgspec.structs.replace(same, harness_versions=made.harness_versions) != made:
+    if not is_plan_of(wanted, made):
         return wanted, None
     return same, None if wanted.max_cost_usd in (made.max_cost_usd, cap) else wanted.max_cost_usd or 0.0
+
+
+def is_plan_of(wanted: CampaignSpec, made: CampaignSpec) -> bool:
+    """Whether a suite's plan is that of the campaign `made`: what a submission keeps may differ, and the
+    cap."""
+    kept = ("max_cost_usd", "harness_versions", "team", "event_streams")
+    return msgspec.structs.replace(wanted, **{name: getattr(made, name) for name in kept}) == made
 
 
 def plan_suite(suite: Suite, store: str) -> SuitePlan:
@@ -131,7 +149,8 @@ def _experience(tables: duckdb.DuckDBPyConnection) -> Mapping[tuple[str, str], E
     """Means by model and harness; with an empty harness, by model alone."""
     rows = tables.execute(
         "select model, coalesce(harness, ''), count(*), avg(turns), avg(prompt_tokens + completion_tokens), "
-        "avg(seconds), avg(cost_usd), grouping(harness) = 0 from rollouts where status <> 'aborted' "
+        "avg(seconds), avg(cost_usd), count(prompt_tokens + completion_tokens), count(cost_usd), "
+        "grouping(harness) = 0 from rollouts where status <> 'aborted' "
         "group by grouping sets ((model, harness), (model))"
     ).fetchall()
     return {(model, harness): Experience(*means) for model, harness, *means in rows}

@@ -38,7 +38,8 @@ class Mean(NamedTuple):
 
 
 class Replicates(msgspec.Struct, frozen=True, kw_only=True):
-    """pass@1 of two or more replicates under one harness, each the mean over its graded tasks."""
+    """pass@1 of two or more replicates under one harness, each the mean over the tasks that all of them
+    graded."""
 
     task_set: str
     harness: str
@@ -48,6 +49,8 @@ class Replicates(msgspec.Struct, frozen=True, kw_only=True):
     """Whether they are policies, trained with different seeds, or samples of one model."""
     scores: dict[str, float]
     """Score by policy or sample."""
+    tasks: int
+    """Number of tasks that all replicates graded."""
 
     @property
     def what(self) -> str:
@@ -96,18 +99,25 @@ def comparable(groups: Iterable[Replicates]) -> list[tuple[Replicates, Replicate
 
 
 def read_replicates(tables: duckdb.DuckDBPyConnection, campaign: str) -> tuple[Replicates, ...]:
-    """The replicates of an evaluation, where two or more have graded rollouts."""
+    """The replicates of an evaluation, where two or more have graded a common task."""
     rows = tables.execute(
-        "select task_set, harness, arm, trained, replicate, pass_at_1 from evaluation_runs "
-        "where campaign = ? and tasks > 0 "
+        "select task_set, harness, arm, trained, replicate, common_pass_at_1, common_tasks "
+        "from evaluation_runs where campaign = ? and common_tasks > 0 "
         "order by task_set, harness, arm, trained, len(replicate), replicate",
         [campaign],
     ).fetchall()
     found = []
     for (task_set, harness, arm, trained), group in groupby(rows, lambda row: tuple(row[:4])):
-        scores = {row[4]: row[5] for row in group}
-        if len(scores) > 1:
+        replicates = list(group)
+        if len(replicates) > 1:
             found.append(
-                Replicates(task_set=task_set, harness=harness, arm=arm, trained=trained, scores=scores)
+                Replicates(
+                    task_set=task_set,
+                    harness=harness,
+                    arm=arm,
+                    trained=trained,
+                    scores={row[4]: row[5] for row in replicates},
+                    tasks=replicates[0][6],
+                )
             )
     return tuple(found)

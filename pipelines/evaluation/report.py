@@ -137,7 +137,7 @@ def _costs(name: str, cells: Sequence[Cell]) -> Table:
             _tokens(cell.tokens, cell.resolved),
             _usd(cell.cost_usd, cell.resolved),
         )
-        rows.append((cell.harness, cell.model, *each, f"{cell.seconds / ended:,.0f}", *solve))
+        rows.append((cell.harness, cell.model, *each, f"{cell.seconds / max(cell.timed, 1):,.0f}", *solve))
     return Table(f"{name}: what a rollout takes", columns, rows)
 
 
@@ -159,10 +159,10 @@ def _over_replicates(results: Results) -> list[Table]:
     """Tables of intervals over seeds of training, or over samples."""
     if not results.groups:
         return []
-    head = ("task set", "harness", "model or arm", "replicates")
+    head = ("task set", "harness", "model or arm", "replicates", "common tasks")
     rows = [
         (
-            *(group.task_set, group.harness, group.arm, group.what),
+            *(group.task_set, group.harness, group.arm, group.what, f"{group.tasks:,}"),
             _hundredths(group.mean()),
             " ".join(f"{100 * value:.1f}" for value in group.scores.values()),
         )

@@ -42,6 +42,9 @@ class TaskResult(NamedTuple):
     cost_usd: float | None
     """None where no price is known."""
     seconds: float
+    """Sum over the `timed` rollouts."""
+    timed: int
+    """Rollouts whose duration is known: not that of one that was cancelled or became a dead letter."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +67,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """None where those of a rollout are not known."""
     cost_usd: float | None
     seconds: float
+    """Sum over the `timed` rollouts."""
+    timed: int = 0
+    """Rollouts whose duration is known."""
 
     @property
     def graded(self) -> int:
@@ -206,6 +212,7 @@ def _cell(key: tuple[str, str, str], rows: Sequence[TaskResult]) -> Cell:
         tokens=None if None in tokens else sum(known for known in tokens if known is not None),
         cost_usd=sum(known) if len(known) == len(costs) and known else None,
         seconds=sum(row.seconds for row in rows),
+        timed=sum(row.timed for row in rows),
     )
 
 

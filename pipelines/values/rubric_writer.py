@@ -42,18 +42,21 @@ class RubricWriter:
     ) -> None:
         self._publisher, self._models, self._blobs, self._teaching = publisher, models, blobs, teaching
 
+    async def known(self, ref: TaskRef) -> Event | None:
+        """The verdict on a task that the log has; None if `write` would ask. Raises StorageError and
+        StreamsError."""
+        return (await self._known(await self._task(ref)))[0]
+
     async def write(self, ref: TaskRef) -> Event:
         """The event with the verdict on a task: the log's own, or the result of asking now. Raises
         StorageError, StreamsError and InfrastructureError."""
-        task = msgspec.json.decode(await asyncio.to_thread(self._blobs.get, ref.blob), type=Task)
-        prompt, teaching = teacher_prompt(task), self._teaching
+        task, teaching = await self._task(ref), self._teaching
+        event, identity = await self._known(task)
+        if event is not None:
+            return event
+        prompt = teacher_prompt(task)
         asked_for = canonical(prompt)
         input_hash = digest(prompt, 64)
-        identity = digest(["rubric", task_hash(task), teaching.teacher, TEACHER_VERSION, input_hash])
-        while (known := await self._publisher.annotation(identity)) is not None and known.event is not None:
-            if known.event.type == "rubric.written" or not teaching.again:
-                return known.event
-            identity = digest(["again", identity])
         await asyncio.to_thread(self._blobs.put, asked_for, "application/json")
         asked = await ask(
             self._models,
@@ -85,6 +88,19 @@ class RubricWriter:
         event = make_event(data, id=identity, source="orchard/rubrics", campaign=CAMPAIGN)
         await self._publisher.event(event)
         return event
+
+    async def _task(self, ref: TaskRef) -> Task:
+        return msgspec.json.decode(await asyncio.to_thread(self._blobs.get, ref.blob), type=Task)
+
+    async def _known(self, task: Task) -> tuple[Event | None, str]:
+        """The verdict that the log has, and the identity of the next one."""
+        teaching, input_hash = self._teaching, digest(teacher_prompt(task), 64)
+        identity = digest(["rubric", task_hash(task), teaching.teacher, TEACHER_VERSION, input_hash])
+        while (known := await self._publisher.annotation(identity)) is not None and known.event is not None:
+            if known.event.type == "rubric.written" or not teaching.again:
+                return known.event, identity
+            identity = digest(["again", identity])
+        return None, identity
 
 
 _TASKS = """

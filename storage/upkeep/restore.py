@@ -48,7 +48,7 @@ from orchard.streams.topology import declare_events, declare_streams, events_con
 
 _BATCH = 1024
 _PLAN = "plan.json"
-_JUDGED = ("sequence", "campaign", "subject")
+_JUDGED = ("sequence", "subject")
 _DONE = f"{EVENTS_PREFIX}.done."
 _GAP = f"{EVENTS_PREFIX}.restoring.gap"
 """Subject of messages that take a sequence that archiving has emptied, until they are purged."""
@@ -213,20 +213,21 @@ def _judge(piece: Piece, damage: _Damage, archived: dict[str, int]) -> None:
             damage.diverged = damage.diverged or sequence
             damage.replaced += 1
     columns = (piece.rows.column(name).to_pylist() for name in _JUDGED)
-    stored = {sequence: (campaign, subject) for sequence, campaign, subject in zip(*columns, strict=True)}
+    stored = dict(zip(*columns, strict=True))
     for sequence in range(piece.first, piece.last + 1):
         if sequence in held:
             continue
         if sequence not in stored:
             damage.holes.append(sequence)
-        elif not _sealed(sequence, *stored[sequence], archived):
+        elif not _sealed(sequence, stored[sequence], archived):
             damage.missing.append(sequence)
 
 
-def _sealed(sequence: int, campaign: str | None, subject: str, archived: dict[str, int]) -> bool:
+def _sealed(sequence: int, subject: str, archived: dict[str, int]) -> bool:
     """Whether archiving removed the event from the stream; `archived` has the last sequence of this stream by
-    campaign."""
-    return sequence <= archived.get(campaign or "", 0) and not is_fence(subject)
+    campaign. Archiving goes by the subject: a message that cannot be read has no other campaign."""
+    campaign = subject.removeprefix(f"{EVENTS_PREFIX}.").partition(".")[0]
+    return sequence <= archived.get(campaign, 0) and not is_fence(subject)
 
 
 async def _append(
@@ -362,7 +363,6 @@ def _logged_messages(piece: Piece, damage: _Damage, archived: dict[str, int]) ->
     last = piece.last if parting is None else min(piece.last, damage.watermark)
     held = {message.sequence: message for message in piece.stream}
     stored = {original.sequence: original for original in originals(piece.rows)}
-    campaigns = dict(zip(stored, piece.rows.column("campaign").to_pylist(), strict=True))
     different = set(piece.differences())
     for sequence in range(piece.first, last + 1):
         message, row = held.get(sequence), stored.get(sequence)
@@ -372,7 +372,7 @@ def _logged_messages(piece: Piece, damage: _Damage, archived: dict[str, int]) ->
             yield _logged(message)
         elif row is None:
             yield filler(sequence, 0)
-        elif message is None and _sealed(sequence, campaigns[sequence], row.subject, archived):
+        elif message is None and _sealed(sequence, row.subject, archived):
             yield LoggedMessage(sequence, _GAP, 0, b"")
         else:
             yield LoggedMessage(sequence, row.subject, row.stored_at, row.raw)

@@ -22,7 +22,7 @@ from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.compaction import CompactionCancelled, Vacuum, compact, vacuum
 from orchard.storage.delta import StoreTable
 from orchard.storage.derived import Committed, DerivedTables
-from orchard.storage.errors import StoreDamaged, StoreFull
+from orchard.storage.errors import StoreFull, StoreUnreachable
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import log_batch
@@ -221,12 +221,17 @@ class Writer:
         except StoreFull:
             state, merged = None, 0
             log.warning("no space to compact %s: free some", table)
-        except StoreDamaged as error:
+        except StoreUnreachable as error:  # a damaged file too
             state, merged = None, 0
-            log.error("not compacted: %s", error)
-        gone = replaced.run()
-        if look_for_leftovers:
-            gone += vacuum(self._location, table)
+            log.error("table %s is not compacted: %s", table, error)
+        gone = 0
+        try:
+            gone = replaced.run()
+            if look_for_leftovers:
+                gone += vacuum(self._location, table)
+        except StoreUnreachable as error:
+            state = None
+            log.error("old files of table %s are not deleted: %s", table, error)
         if merged or gone:
             log.info("compacted %s: %d files merged away, %d old ones deleted", table, merged, gone)
         return state

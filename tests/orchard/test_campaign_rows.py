@@ -3,33 +3,38 @@
 import asyncio
 import subprocess
 import sys
+from io import StringIO
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from orchard.actions.campaign_hints import hints
 from orchard.actions.campaign_rows import CampaignRows, read_rows
 from orchard.actions.campaign_status import InQueues, ModelWork, PipelineView, _view
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
-from orchard.schemas.campaigns import CampaignRecord, CampaignState
-from orchard.schemas.events import payload
+from orchard.schemas.campaigns import CampaignRecord, CampaignState, RolloutRequest
+from orchard.schemas.events import RolloutStarted, payload
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables, position
-from orchard.terminal.campaign_tables import campaign_line
+from orchard.streams.records import StoredEvent
+from orchard.terminal.campaign_tables import campaign_line, status_table
+from orchard.workers.attempts.reopen import cancelled
 from orchard.workers.episode.large_messages import slimmed
 from tests.orchard.conftest import Command
 from tests.pipelines.datasets.conftest import connection, keep
-from tests.trajectory_log import CAMPAIGN, Author, llm_call
+from tests.trajectory_log import CAMPAIGN, TIME, Author, llm_call
 
 __all__ = ["connection", "keep"]
 
 RECORD = CampaignRecord(
     spec=BlobRef(sha256="0" * 64, size=1), spec_hash="h", size=3, state=CampaignState.RUNNING
 )
+_IDLE: tuple[InQueues, str, list[Any]] = (InQueues(), "", [])
 
 
 def read(store: str, running: list[str], capped: list[str]) -> CampaignRows:
@@ -55,6 +60,41 @@ async def test_a_rollout_that_runs_shows_its_turns_tokens_and_cost(keep: Any) ->
     parked = _view(CAMPAIGN, capped, read(store, [], [CAMPAIGN]), InQueues(delayed=1), "", [])
     assert (parked.live, parked.running, parked.delayed) == (view.live, 0, 1)
     assert view.score is not None and (view.score.value, view.score.tasks) == (1.0, 1)
+
+
+async def test_the_cost_in_status_is_that_of_all_attempts(keep: Any) -> None:
+    author = Author()
+    *events, outcome = author.rollout(0, ["ls"], resolved=True, attempt=2)
+    rollout = outcome.rollout_id or ""
+    dead = [
+        author.event(RolloutStarted(worker="w", request_sequence=1, deliveries=1), rollout),
+        author.event(llm_call(1), rollout),
+    ]
+    calls = [author.event(llm_call(turn), rollout, 2) for turn in (1, 2)]
+    data = msgspec.json.decode(outcome.data) | {"cost_usd": 0.5}
+    outcome = msgspec.structs.replace(outcome, data=msgspec.Raw(msgspec.json.encode(data)))
+    view = _view(CAMPAIGN, RECORD, read(await keep([*dead, *events, *calls, outcome]), [], []), *_IDLE)
+    assert (view.ended.cost_usd, view.cost_usd, view.priced) == (0.5, 0.75, True)
+
+
+@pytest.mark.parametrize(("price", "known"), [(0.25, True), (None, False)])
+async def test_a_rollout_that_ended_without_its_worker_leaves_no_sum_that_looks_whole(
+    keep: Any, price: float | None, known: bool
+) -> None:
+    author = Author()
+    request, started, *_ = author.rollout(0, ["ls"], resolved=True)
+    rollout = request.rollout_id or ""
+    data = payload(request)
+    assert isinstance(data, RolloutRequest)
+    begun = StoredEvent(sequence=2, subject="s", event=started, raw=b"", time=TIME)
+    ended = cancelled(data, begun, "test")
+    store = await keep([request, started, author.event(llm_call(1, cost_usd=price), rollout), ended])
+    view = _view(CAMPAIGN, RECORD, read(store, [], []), *_IDLE)
+    assert (view.ended.priced, view.ended.cost_usd) == (False, None)
+    assert (view.cost_usd, view.priced) == (price, known)
+    screen = Console(width=200, file=StringIO())
+    screen.print(status_table([view], PipelineView(), 200))
+    assert f" {'0.25' if known else '-'} " in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
 async def test_a_model_that_is_not_told_of_its_tools_is_named_once(keep: Any) -> None:

@@ -24,6 +24,7 @@ from orchard.actions.campaign_status import (
 )
 from orchard.actions.endpoint_rests import THROTTLED, rest_sentence
 from orchard.pipelines.campaigns.scores import Score
+from orchard.pipelines.campaigns.spending import pause_reason
 from orchard.pipelines.domain import PROVE
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
@@ -113,12 +114,29 @@ def test_a_process_that_is_silent_or_holds_is_sick_and_one_that_stopped_is_not()
     assert [each.name for each in alive(heard)] == ["well", "holds"]
 
 
+def _pause(spent: Spent) -> str:
+    """Why a campaign with a cap of 5 USD is paused."""
+    spec = BlobRef(sha256="0" * 64, size=1)
+    return pause_reason(CampaignRecord(spec=spec, spec_hash="h", size=4, max_cost_usd=5.0), spent)
+
+
+def test_a_capped_campaign_that_is_paused_for_a_wrong_key_is_not_told_to_raise_its_cap() -> None:
+    for spent in (Spent(0.25), Spent(0.25, unpriced=3)):
+        view = CampaignView(
+            "c", 4, State.PAUSED, cap_usd=5.0, spent=spent, reason="the endpoint refused its key"
+        )
+        assert (
+            "c is paused, because the endpoint refused its key: `orchard resume c` continues it once that "
+            "is mended"
+        ) in hints(view, PipelineView())
+
+
 def test_a_campaign_that_its_cap_has_paused_says_so_and_how_it_goes_on() -> None:
     view = CampaignView(
-        "c", 4, State.PAUSED, cap_usd=5.0, spent=Spent(5.25, unpriced=3), reason="its calls have cost much"
+        "c", 4, State.PAUSED, cap_usd=5.0, spent=Spent(5.25, unpriced=3), reason=_pause(Spent(5.25))
     )
     paused, unseen = hints(view, PipelineView())
-    assert "because its calls have cost much: `orchard resume c --max-cost USD`" in paused
+    assert "and its cap is 5.00 USD: `orchard resume c --max-cost USD`" in paused
     assert "3 model calls have no known cost" in unseen
     assert "5.25 USD of 5.00 USD are spent, and what 3 calls cost that nobody knows" in campaign_line(view)
     screen = Console(width=200, file=StringIO())
@@ -128,7 +146,8 @@ def test_a_campaign_that_its_cap_has_paused_says_so_and_how_it_goes_on() -> None
 
 
 def test_a_pause_for_calls_without_a_known_cost_says_how_to_go_on() -> None:
-    view = CampaignView("c", 4, State.PAUSED, cap_usd=5.0, spent=Spent(0.0, unpriced=3), reason="of that")
+    spent = Spent(0.0, unpriced=3)
+    view = CampaignView("c", 4, State.PAUSED, cap_usd=5.0, spent=spent, reason=_pause(spent))
     paused, _ = hints(view, PipelineView())
     assert "prices.MODEL" in paused and "`orchard resume c` continues it" in paused
 

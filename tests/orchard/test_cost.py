@@ -13,7 +13,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.events import CampaignSubmitted
 from tests.orchard.test_facts import check
 from tests.pipelines.datasets.conftest import connection, keep
-from tests.trajectory_log import TIME, Author, llm_call
+from tests.trajectory_log import TIME, Author, judge_call, llm_call
 
 __all__ = ["connection", "keep"]
 
@@ -65,6 +65,24 @@ async def test_every_call_counts_and_what_is_not_known_is_no_zero(keep: Any) -> 
     assert (dear[-3], dear[-1]) == ("3.00", "1.50") and (free[-3], free[-1]) == ("-", "-")
     refused = CliRunner().invoke(app, ["--store", store, "cost", "nonesuch"])
     assert "there is no campaign 'nonesuch' in the tables" in str(refused.exception)
+
+
+@pytest.mark.parametrize("by", ["campaign", "model", "team"])
+async def test_calls_of_judges_count(keep: Any, by: str) -> None:
+    author = Author()
+    *before, outcome = author.rollout(0, ["ls"], resolved=True)
+    rollout = outcome.rollout_id or ""
+    plan = author.event(msgspec.structs.replace(PLAN, team="vision"), "", None)
+    calls = [author.event(llm_call(1), rollout), author.event(judge_call(0.5), rollout)]
+    store = await keep([plan, *before, *calls, calls[-1], outcome])
+
+    found = lines(store, "--by", by)
+
+    names = {"campaign": {"demo"}, "model": {"m", "judge"}, "team": {"vision"}}
+    assert found.keys() == names[by]
+    assert sum(line["cost_usd"] for line in found.values()) == 0.75
+    assert sum(line["calls"] for line in found.values()) == 2
+    assert sum(line["tokens"] for line in found.values()) == 110 + 55
 
 
 @pytest.mark.long

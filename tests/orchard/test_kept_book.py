@@ -12,6 +12,7 @@ from orchard.processes import steward
 from orchard.processes.steward import keep_book
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, CampaignState, ModelSpec, TaskRef
+from orchard.schemas.events import CampaignSubmitted, make_event
 from orchard.schemas.positions import Position
 from orchard.storage import campaigns as campaigns_of_the_log
 from orchard.storage import reader
@@ -20,8 +21,10 @@ from orchard.storage.writing.writer import Writer
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection, connect
+from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 
 SPEC = CampaignSpec(
@@ -88,6 +91,42 @@ async def test_a_change_that_the_tables_lack_at_the_first_look_is_put_back_too(
         await looked.wait()
         await Writer(store, connection).run(stop)
         await cancelled(book, keeping)
+
+
+async def test_a_plan_that_is_none_does_not_end_the_steward(
+    nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, store = NatsSettings(), str(tmp_path / "store")
+    looked, again = [], asyncio.Event()
+
+    async def restore_campaigns(store_url: str, connection: Connection) -> list[str]:
+        looked.append(True)
+        if len(looked) == 2:
+            again.set()
+        return await campaigns_of_the_log.restore_campaigns(store_url, connection)
+
+    monkeypatch.setattr(steward, "restore_campaigns", restore_campaigns)
+    monkeypatch.setattr(steward, "AGAIN_SECONDS", 0.0)
+    plan = CampaignSubmitted(
+        spec=BlobStore(store).put(b"[]"),
+        spec_hash="h",
+        size=1,
+        tasks=1,
+        harnesses=("h",),
+        models=("m",),
+        samples=1,
+    )
+    async with connect(settings, name="test", url=nats_server.url) as connection:
+        await declare(connection, settings, [])
+        await Publisher(connection).event(make_event(plan, id="p", source="test", campaign="first"))
+        stop = asyncio.Event()
+        stop.set()
+        await Writer(store, connection).run(stop)
+        keeping = asyncio.create_task(keep_book(store, connection))
+        waiting = asyncio.create_task(again.wait())
+        await asyncio.wait({keeping, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        assert not keeping.done(), keeping
+        await end(keeping)
 
 
 async def lose_the_newest_record(server: EmbeddedServer) -> None:

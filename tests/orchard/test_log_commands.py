@@ -78,3 +78,14 @@ def test_a_closed_campaign_is_archived_verified_and_told(tmp_path: Path) -> None
     assert "does not have the SHA-256" in text
     facts = orchard("log", "verify", "--json")[0]
     assert facts.exit_code == 1 and "does not have the SHA-256" in jq(".findings[0]", facts.stdout)
+
+
+def test_a_campaign_that_cannot_be_archived_keeps_no_other_back(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    asyncio.run(_store_with_rollouts(store))
+
+    result = CliRunner().invoke(app, ["--store", str(store), "log", "archive", "second", "first"])
+
+    assert result.exit_code == 1
+    assert "archived first" in " ".join(result.stdout.split())
+    assert "not archived: second: campaign 'second' is not closed" in str(result.exception)

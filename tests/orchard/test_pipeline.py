@@ -14,15 +14,16 @@ from orchard.actions.campaigns import submit_campaign
 from orchard.actions.endpoint_rests import rest_sentences
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.campaigns.commands import CampaignError, Campaigns
+from orchard.pipelines.campaigns.commands import CampaignError, Campaigns, requested_event
 from orchard.pipelines.evaluation.plan import plan_suite
 from orchard.pipelines.evaluation.suite import read_suite
 from orchard.pipelines.tasks.registry import needs_of
-from orchard.schemas.campaigns import CampaignState, ModelSpec
+from orchard.schemas.campaigns import CampaignState, ModelSpec, rollout_requests
 from orchard.schemas.events import make_event
 from orchard.schemas.tasks import SWETests, Task
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
+from orchard.workers.attempts.reopen import cancelled
 from orchard.workers.llm.settings import EndpointSettings
 from tests.orchard.conftest import KEY, Command, Running
 from tests.orchard.test_facts import check, jq
@@ -136,6 +137,37 @@ async def test_an_evaluation_at_its_cap_goes_on_when_its_file_has_a_higher_one(
     again = orchard("eval", str(suite), store=running.store)
     assert again.returncode == 0, again.stderr
     assert "Tiny: resolved" in " ".join(again.stdout.split())
+
+
+@pytest.mark.slow
+async def test_a_suite_with_all_outcomes_is_only_reported_whatever_the_state_of_its_campaign(
+    running: Running, orchard: Command, tmp_path: Path
+) -> None:
+    """Its rollouts were aborted; an option tries them again."""
+    suite = tmp_path / "over.toml"
+    suite.write_text(
+        'name = "over"\nharnesses = ["orchard-bash"]\nmax_tries = 1\n'
+        'models = [{ name = "oracle", endpoint = "oracle", kind = "oracle" }]\n'
+        f'task_sets = [{{ source = "{running.refs[0].source}", name = "Tiny", unproven = true }}]\n'
+    )
+    spec = plan_suite(read_suite(suite), running.store).spec
+    reopened = "select count(*) from reopenings where campaign = 'over'"
+    async with running.session.connection("test") as connection:
+        campaigns = Campaigns(connection, running.session.blobs)
+        await anext(campaigns.submit(spec))  # killed before it has offered anything
+        for request in rollout_requests(spec):
+            await Publisher(connection).events(
+                [requested_event(request), cancelled(request, None, "test")],
+            )
+        await campaigns.pause("over")
+        told = orchard("eval", str(suite), store=running.store)
+        assert told.returncode == 1 and "Tiny: resolved" in " ".join(told.stdout.split()), told.stderr
+        assert running.sql(reopened) == [(0,)]
+        async for _ in campaigns.resume("over", aborted=False):
+            pass
+    again = orchard("eval", str(suite), "--retry-aborted", store=running.store)
+    assert again.returncode == 0, again.stderr
+    assert running.sql(reopened) == [(len(running.refs),)]
 
 
 async def _paused(book: CampaignBook, name: str) -> None:

@@ -10,8 +10,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from orchard.cli import reading
 from orchard.cli.app import app
 from orchard.cli.reading import line_editing, verdict_panel
+from orchard.configuration.config import ConfigError
+from orchard.storage.errors import StoreUnreachable
 from orchard.terminal.console import shown
 from orchard.terminal.tables import rows_table
 
@@ -60,6 +63,33 @@ def test_rows_for_a_shell_end_as_its_lines_do(tmp_path: Path) -> None:
     query = "select 'c95337d9' as rollout_id, 'a, b' as said"
     told = CliRunner().invoke(app, ["--store", str(tmp_path), "sql", query, "--format", "csv"])
     assert told.stdout == 'rollout_id,said\nc95337d9,"a, b"\n'
+
+
+FAILS = "select cast(x as int) from (values ('a')) t(x)"
+
+
+def test_a_query_that_fails_while_it_runs_is_one_sentence(tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, ["--store", str(tmp_path), "sql", FAILS])
+    assert told.exit_code == 1 and isinstance(told.exception, ConfigError)
+    assert "the query does not run: Conversion Error" in str(told.exception)
+
+
+def test_the_prompt_goes_on_after_a_query_that_fails_and_a_store_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([None, StoreUnreachable("the store is away"), None])
+
+    def refresh(*_: object) -> None:
+        if (error := next(looks)) is not None:
+            raise error
+
+    monkeypatch.setattr(reading, "refresh", refresh)
+    told = CliRunner().invoke(
+        app, ["--store", str(tmp_path), "sql"], input=f"{FAILS};\nselect 1;\nselect 4711 as here;\n"
+    )
+    assert told.exit_code == 0
+    assert ["Conversion Error" in told.stdout, "the store is away" in told.stdout] == [True, True]
+    assert "4711" in told.stdout.partition("the store is away")[2]
 
 
 @pytest.mark.long

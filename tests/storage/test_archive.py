@@ -17,6 +17,7 @@ from orchard.pipelines.campaigns.commands import CampaignError, Campaigns
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.events import Event
+from orchard.schemas.groups import RunStarted
 from orchard.schemas.positions import Position
 from orchard.schemas.subjects import EVENTS_PREFIX, campaign_subjects, done_subject
 from orchard.storage.archive import listing
@@ -275,6 +276,55 @@ async def test_only_closed_campaigns_are_archived(
     if not closed:
         with pytest.raises(ArchiveRefused, match="not closed, it has 3 outcomes for 4 rollouts"):
             await _archive(archiving, "demo")
+
+
+async def test_a_campaign_whose_archive_cannot_be_written_keeps_no_other_back(
+    publisher: Publisher, store: str, write: Write, log, archiving, caplog
+) -> None:
+    for name in ("blocked", "whole"):
+        await publisher.events(_rollouts(log.__class__(name), 1))
+    await write()
+    (Path(store) / "archive").mkdir()
+    (Path(store) / "archive" / "blocked").write_text("not a directory")
+
+    await archiving.look(timedelta(0))
+
+    assert len(archiving.shelf.parts("whole")) == 1
+    assert "campaign blocked is not archived" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["missing", "not JSON"])
+async def test_a_run_without_its_plan_is_named_and_keeps_no_other_back(
+    publisher: Publisher, store: str, write: Write, log, archiving, caplog, damage: str
+) -> None:
+    plan = BlobStore(store).put(b"not JSON")
+    run, whole = log.__class__("a-run"), log.__class__("whole")
+    await publisher.events(_rollouts(whole, 1))
+    started = RunStarted(run="a-run", plan=plan, plan_hash="h", tasks=1, method="bar")
+    await publisher.event(run.event(started))
+    await write()
+    if damage == "missing":
+        for file in Path(store).rglob(plan.sha256):
+            file.unlink()
+
+    assert await archiving.closed() == ["a-run", "whole"]
+    await archiving.look(timedelta(0))
+
+    assert len(archiving.shelf.parts("whole")) == 1
+    assert "campaign a-run is not archived" in caplog.text
+
+
+async def test_archiving_outlives_a_table_that_duckdb_cannot_read(
+    publisher: Publisher, store: str, write: Write, log, archiving, caplog
+) -> None:
+    await publisher.events(_rollouts(log, 1))
+    await write()
+    for file in (Path(store) / "tables" / "rollouts_all").glob("*.parquet"):
+        file.write_bytes(b"damaged")
+
+    await archiving.look(timedelta(0))
+
+    assert "archiving waits" in caplog.text
 
 
 @pytest.mark.long

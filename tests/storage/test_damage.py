@@ -15,15 +15,16 @@ from orchard.schemas.positions import Position
 from orchard.storage import table_log
 from orchard.storage.blobs import BlobStore
 from orchard.storage.checking import check, examine
-from orchard.storage.compaction import compact
+from orchard.storage.compaction import Vacuum, compact
 from orchard.storage.delta import DataFile, StoreTable, snapshot
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import BlobCorrupt, EventsLost, StorageError, StoreDamaged
 from orchard.storage.location import Location
 from orchard.storage.reader import open_tables, position
+from orchard.storage.table_log import FollowedTable
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
 from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events
-from orchard.storage.writing.writer import WriterSettings
+from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 
@@ -44,6 +45,21 @@ async def filled(publisher: Publisher, store: str, write: Write, log) -> Path:
     BlobStore(store).put(b"a picture" * 100)
     assert check(store, read=True) == []
     return Path(store)
+
+
+async def test_a_file_that_cannot_be_read_is_named_and_does_not_end_the_writer(
+    filled: Path, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, location = str(filled), Location.parse(str(filled))
+    unreadable = filled / "tables" / EVENTS / snapshot(location, EVENTS)[2].path
+    unreadable.unlink()
+    unreadable.mkdir()  # reading it is an error of the operating system
+    writer, followed = Writer(store, connection), FollowedTable(location, EVENTS)
+
+    assert writer._keep(followed, 1, Vacuum(followed), False, None) is None
+
+    (said,) = caplog.messages
+    assert "table events is not compacted" in said and unreadable.name in said
 
 
 def _files(store: Path, kind: str) -> list[Path]:

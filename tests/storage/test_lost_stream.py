@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 
+from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, CampaignState, ModelSpec, TaskRef
@@ -25,6 +26,7 @@ from orchard.storage.campaigns import restore_campaigns
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import EventsLost, OtherStream
 from orchard.storage.reader import log_end, open_tables
+from orchard.storage.settings import ArchiveSettings
 from orchard.storage.upkeep.maintenance import check, rebuild_derived, rebuild_events
 from orchard.storage.upkeep.restore import Restored, restore_stream
 from orchard.storage.writing.writer import Writer, WriterSettings
@@ -583,6 +585,24 @@ async def test_foreign_encodings_come_back_byte_for_byte(
     await restore_stream(store, connection, NatsSettings(), tmp_path / "work")
 
     assert list((await held(connection)).values()) == foreign
+
+
+@pytest.mark.parametrize("raw", [b"\xff\x00 no event", b'{"id": "x", "campaign": "other"}'])
+async def test_what_was_archived_under_its_subject_stays_away_though_it_cannot_be_read(
+    connection: Connection, publisher: Publisher, store: str, tmp_path: Path, log: Any, raw: bytes
+) -> None:
+    await publisher.events(log.whole_rollout(0))
+    await connection.jetstream.publish("orchard.events.demo.00.t.u", raw)
+    await write(store, connection)
+    archiving = Archiving(connection, store, BlobStore(store), ArchiveSettings())
+    async for _ in archiving.archive("demo"):
+        pass
+    await write(store, connection)
+    before = await held(connection)
+
+    restored = await restore_stream(store, connection, NatsSettings(), tmp_path / "work")
+
+    assert restored.put_back == 0 and await held(connection) == before
 
 
 async def test_lost_requests_and_campaigns_do_not_keep_the_server_from_starting(scene: Scene) -> None:

@@ -215,8 +215,9 @@ class DeadLetters:
 
     async def _abort(self, request: RolloutRequest, dead: DeadRequest, cause: AbortCause) -> bool:
         """Ends the rollout, so that its campaign can end. Returns False if it has another outcome already."""
+        (started,) = await self._publisher.starts([request.rollout_id])
         event = make_event(
-            aborted(request, cause, f"dead letter: {dead.reason}", dead.deliveries),
+            aborted(request, cause, f"dead letter: {dead.reason}", started, dead.deliveries),
             id=f"dead-{dead.name}-aborted",
             source=self._source,
             campaign=request.campaign,

@@ -76,15 +76,34 @@ def facts_of(request: RolloutRequest) -> dict[str, Any]:
     }
 
 
-def aborted(request: RolloutRequest, cause: AbortCause, detail: str, deliveries: int = 0) -> RolloutAborted:
-    """Returns the terminal payload of a dead letter or a cancelled request: it names no worker and no
-    cost."""
+def aborted(
+    request: RolloutRequest,
+    cause: AbortCause,
+    detail: str,
+    started: StoredEvent | None,
+    deliveries: int = 0,
+) -> RolloutAborted:
+    """Returns the terminal payload of a dead letter or a cancelled request: it names no worker.
+
+    `started` is the rollout's newest `rollout.started`. If it is over the request's fence, an attempt has
+    worked, and its figures are not known; else all are 0.
+    """
+    figure = None if started is not None and started.sequence > request.fence else 0
+    seconds = None if figure is None else 0.0
     return RolloutAborted(
         **facts_of(request),
         model_kind=request.model.kind,
         worker="",
         started_at=datetime.now(UTC),
-        seconds=0.0,
+        seconds=seconds,
+        llm_calls=figure,
+        prompt_tokens=figure,
+        completion_tokens=figure,
+        cost_usd=seconds,
+        seconds_creating=seconds,
+        seconds_llm=seconds,
+        seconds_commands=seconds,
+        seconds_grading=seconds,
         deliveries=deliveries,
         cause=cause,
         detail=detail,
@@ -96,7 +115,7 @@ def cancelled(request: RolloutRequest, started: StoredEvent | None, source: str)
     """Returns the terminal event of a rollout that a cancel ends; `started` is its newest
     `rollout.started`."""
     return make_event(
-        aborted(request, AbortCause.CANCELLED, "campaign cancelled"),
+        aborted(request, AbortCause.CANCELLED, "campaign cancelled", started),
         id=f"{request.rollout_id}.cancelled.{request.fence}",
         source=source,
         campaign=request.campaign,

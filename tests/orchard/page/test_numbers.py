@@ -111,19 +111,19 @@ select avg(rate) as rate from (
 TOTALS = """
 select count(*) as done, sum(r.turns) + any_value(more.turns) as turns,
        sum(prompt_tokens + completion_tokens) + any_value(more.tokens) as tokens,
-       sum(cost_usd) + any_value(more.cost) as cost,
+       (select sum(cost_usd) from (select distinct on (event_id) * from tables.llm_calls_all)
+        where campaign = $1) as cost,
        count(*) filter (resolved) / nullif(count(resolved), 0) as rate,
        (select count(*) - count(distinct rollout_id) from tables.attempts_all
         where kind = 'started' and campaign = $1) as retries
 from rollouts r, (
-    select count(*) as turns, coalesce(sum(prompt_tokens + completion_tokens), 0) as tokens,
-           coalesce(sum(cost_usd), 0) as cost
+    select count(*) as turns, coalesce(sum(prompt_tokens + completion_tokens), 0) as tokens
     from (select distinct on (event_id) * from tables.llm_calls_all) c
     where campaign = $1 and not exists (from rollouts o where o.rollout_id = c.rollout_id)
 ) more
 where campaign = $1
 """
-"""What the rollouts of a campaign took, those without an outcome included."""
+"""What the rollouts of a campaign took, those without an outcome included; the cost of all attempts."""
 
 
 async def test_campaigns(look: Look) -> None:

@@ -21,7 +21,7 @@ from orchard.schemas.campaigns import (
     TaskRef,
     rollout_requests,
 )
-from orchard.schemas.events import RolloutAborted, payload
+from orchard.schemas.events import RolloutAborted, RolloutStarted, make_event, payload
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
@@ -379,6 +379,34 @@ async def test_cancel_ends_what_waits_and_leaves_what_runs_to_its_worker(
                 data = payload(outcome.event)
                 assert isinstance(data, RolloutAborted) and data.cause is AbortCause.CANCELLED
         await running.complete()
+
+
+async def test_what_a_cancelled_rollout_has_cost_is_zero_only_if_no_attempt_began(
+    connection: Connection, campaigns: Campaigns
+) -> None:
+    await everything(campaigns.submit(SPEC))
+    publisher = Publisher(connection)
+    begun, *others = ROLLOUTS
+    started = RolloutStarted(worker="w", request_sequence=1, deliveries=1)
+    await publisher.event(
+        make_event(started, id="s", source="test", campaign="demo", rollout_id=begun, attempt=1)
+    )
+
+    await everything(campaigns.cancel("demo"))
+
+    for rollout in ROLLOUTS:
+        outcome = await publisher.outcome(rollout)
+        assert outcome is not None and outcome.event is not None
+        data = payload(outcome.event)
+        assert isinstance(data, RolloutAborted)
+        figures = {data.llm_calls, data.prompt_tokens, data.completion_tokens, data.cost_usd, data.seconds}
+        assert figures == ({None} if rollout == begun else {0})
+    await everything(campaigns.resume("demo"))
+    await everything(campaigns.cancel("demo"))  # before an attempt of this round began
+    outcome = await publisher.outcome(begun)
+    assert outcome is not None and outcome.event is not None
+    again = payload(outcome.event)
+    assert isinstance(again, RolloutAborted) and again.cost_usd == 0.0 and others
 
 
 async def test_a_cancel_that_was_killed_is_finished_by_another(

@@ -90,7 +90,7 @@ async def _write(connection: Connection, store: str) -> None:
 async def _end(connection: Connection, request: RolloutRequest, attempt: int = 1) -> None:
     await Publisher(connection).terminal(
         make_event(
-            aborted(request, AbortCause.LLM_UNAVAILABLE, "test"),
+            aborted(request, AbortCause.LLM_UNAVAILABLE, "test", None),
             id=f"{request.rollout_id}.{attempt}.done",
             source="test",
             campaign="demo",
@@ -231,7 +231,7 @@ async def test_it_holds_at_any_moment_while_everything_moves(
                 else:
                     await publisher.terminal(
                         make_event(
-                            aborted(request, AbortCause.LLM_UNAVAILABLE, "test"),
+                            aborted(request, AbortCause.LLM_UNAVAILABLE, "test", None),
                             id=f"{request.rollout_id}.done",
                             source="test",
                             campaign="busy",

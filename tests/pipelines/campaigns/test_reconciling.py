@@ -87,7 +87,7 @@ async def end(connection: Connection, request: RolloutRequest) -> int:
     """Give a rollout its outcome; the outcome's sequence."""
     return await Publisher(connection).terminal(
         make_event(
-            aborted(request, AbortCause.LLM_UNAVAILABLE, "test"),
+            aborted(request, AbortCause.LLM_UNAVAILABLE, "test", None),
             id=f"{request.rollout_id}.1.done",
             source="test",
             campaign="demo",

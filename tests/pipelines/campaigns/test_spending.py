@@ -164,6 +164,17 @@ async def test_a_steward_that_is_killed_between_the_pause_and_its_event_leaves_t
     assert pause.reason == known[0].reason == "its model calls have cost 1.25 USD and its cap is 1.00 USD"
 
 
+async def test_a_submission_to_a_capped_campaign_that_is_paused_for_a_wrong_key_does_not_name_the_cap(
+    connection: Connection, campaigns: Campaigns
+) -> None:
+    known = await CampaignBook(connection).get("demo")
+    assert known is not None and known[0].max_cost_usd is not None
+    paused = msgspec.structs.replace(known[0], state=CampaignState.PAUSED, reason="5 rollouts were refused")
+    await CampaignBook(connection).update("demo", paused, known[1])
+    with pytest.raises(CampaignError, match=r"`orchard resume demo` continues it once that is mended"):
+        await everything(campaigns.submit(SPEC))
+
+
 @pytest.mark.usefixtures("campaigns")
 async def test_a_pause_that_the_log_has_is_not_told_again_when_the_stream_has_forgotten_its_id(
     connection: Connection, store: str

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from orchard.injector.client import AsyncSandboxClient
@@ -13,8 +14,9 @@ from orchard.pipelines.campaigns.team_quotas import TeamQuotas
 from orchard.schemas.access import TeamHold
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef, rollout_requests
-from orchard.schemas.events import Event, make_event, payload
+from orchard.schemas.events import Event, encode_event, make_event, payload
 from orchard.schemas.queues import Queue
+from orchard.schemas.subjects import event_subject
 from orchard.storage.blobs import BlobStore
 from orchard.streams import consumer, names
 from orchard.streams.awaiting import Releases
@@ -26,7 +28,7 @@ from orchard.streams.settings import TeamSettings
 from orchard.streams.team_holds import TeamHolds
 from orchard.streams.topology import declare
 from tests.pipelines.rl.working import one_worker
-from tests.trajectory_log import llm_call
+from tests.trajectory_log import judge_call, llm_call
 
 VISION = Queue(team="vision")
 SPEC = CampaignSpec(
@@ -90,6 +92,34 @@ async def test_money_of_the_day_is_counted_by_tables_and_stream(
         "team vision has spent 0.5 USD of 0.5 USD of this day"
     ]
     assert await held(connection) == [True], "told once"
+
+
+async def test_judges_count_whether_tables_or_stream_have_their_calls(
+    connection: Connection, blobs: BlobStore, committed: Write
+) -> None:
+    publisher, holds = Publisher(connection), TeamHolds(connection)
+    judged = [
+        make_event(
+            judge_call(0.5), id=f"j{number}", source="test", campaign="demo", rollout_id="ab", time=NOON
+        )
+        for number in range(2)
+    ]
+    await publisher.events(judged[:1])
+    await committed()
+    watch = quotas(connection, blobs.url, 1.25)
+    await watch.look(NOON)
+    await publisher.events([judged[1], call(0)])
+    await watch.look(NOON)
+    assert [hold.reason for hold in (await holds.all()).values()] == [
+        "team vision has spent 1.25 USD of 1.25 USD of this day"
+    ]
+
+
+async def test_a_call_whose_time_has_no_zone_is_of_utc(connection: Connection, blobs: BlobStore) -> None:
+    event = msgspec.structs.replace(call(0), time=NOON.replace(tzinfo=None))
+    await connection.jetstream.publish(event_subject(event), encode_event(event))
+    await quotas(connection, blobs.url, 0.25).look(NOON)
+    assert await TeamHolds(connection).of("vision") is not None
 
 
 async def test_a_held_team_is_put_off_and_comes_back(

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchard.cli.evaluation import show_plan
+from orchard.cli.evaluation import plan_facts, show_plan
 from orchard.pipelines.campaigns.scores import Tally
 from orchard.pipelines.domains.swe.benchmark_rows import Given, task_from_row
 from orchard.pipelines.evaluation.plan import gone_on, lacking, plan_suite
@@ -43,10 +43,11 @@ from orchard.storage.reader import open_tables
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.terminal.console import console
+from orchard.workers.attempts.reopen import cancelled
 from tests.pipelines.domains.swe.test_tasks_multilingual import _row
 from tests.pipelines.domains.swe.test_tasks_swe_rows import SWE_BENCH
 from tests.pipelines.tasks.test_tasks_directories import HARBOR, TASK_TOML, _written
-from tests.trajectory_log import TIME
+from tests.trajectory_log import TIME, llm_call
 
 SMALL = """
 name = "small"
@@ -54,6 +55,15 @@ harnesses = ["orchard-bash"]
 task_sets = [{ source = "s" }]
 models = [{ name = "m" }]
 """
+
+
+SMALL_SUITE = {
+    "name": "small",
+    "task_sets": [{"source": "s"}],
+    "harnesses": ["h1"],
+    "models": [{"name": "m"}],
+    "samples": 3,
+}
 
 
 def ended(request: object, outcome: str, patch: str = "", blob: BlobRef | None = None) -> e.Event:
@@ -176,6 +186,40 @@ async def test_cells_are_what_a_count_by_hand_gives(connection: Connection, comm
         assert cell.all_resolved == sum(set(graded) == {"resolved"} for graded in by_task.values())
 
 
+async def test_a_rollout_that_ended_without_its_worker_counts_what_its_calls_have_cost(
+    connection: Connection, committed
+) -> None:
+    """One was cancelled after two calls, one before it began."""
+    suite = msgspec.convert(SMALL_SUITE, Suite)
+    ref = TaskRef(task_id="t", source="s", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1))
+    whole, begun, waiting = rollout_requests(campaign_of(suite, [ref]))
+    planned = EvaluationPlanned(suite=BlobRef(sha256="1" * 64, size=1), task_sets={"s": "s"}, k=(1,))
+    publisher = Publisher(connection)
+    await publisher.events(
+        [
+            _event(planned, "small"),
+            *(_event(request, "small", request.rollout_id) for request in (whole, begun, waiting)),
+            ended(whole, "resolved"),
+            _event(
+                e.RolloutStarted(worker="w", request_sequence=1, deliveries=1), "small", begun.rollout_id, 1
+            ),
+        ]
+    )
+    calls = [
+        msgspec.structs.replace(_event(llm_call(turn), "small", begun.rollout_id, 1), id=f"call-{turn}")
+        for turn in (1, 2)
+    ]
+    await publisher.events(calls)
+    (started,) = await publisher.starts([begun.rollout_id])
+    await publisher.events([cancelled(begun, started, "test"), cancelled(waiting, None, "test")])
+
+    with open_tables(await committed(), views=["evaluation_tasks", "evaluation_runs"]) as tables:
+        (cell,) = read_results(tables, "small").cells
+    assert (cell.requested, cell.graded, cell.aborted) == (3, 1, 2)
+    assert (cell.turns, cell.tokens, cell.cost_usd) == (3 + 2, 100 + 220, pytest.approx(0.5 + 0.5))
+    assert (cell.seconds, cell.timed) == (2.0, 2)
+
+
 async def test_the_seed_is_the_unit_where_models_are_replicates_of_an_arm(
     connection: Connection, committed
 ) -> None:
@@ -221,6 +265,7 @@ async def test_the_seed_is_the_unit_where_models_are_replicates_of_an_arm(
     a, b, free = (found["h1", arm] for arm in ("A", "B", "free"))
     assert (a.scores, a.what) == ({"a0": 0.0, "a1": 0.25, "a2": 0.5}, "3 seeds of training")
     assert free.scores == {"0": 1.0, "1": pytest.approx(2 / 3)} and free.what == "2 samples"
+    assert (a.tasks, free.tasks) == (4, 3), "t3 was aborted in one sample"
     assert a.mean() == (0.25, pytest.approx(4.303 * 0.25 / 3**0.5)), "Student's, two degrees of freedom"
     assert b.mean() == (0.75, None), "two equal seeds say nothing about a third"
     between = b.minus(a)
@@ -229,9 +274,35 @@ async def test_the_seed_is_the_unit_where_models_are_replicates_of_an_arm(
     assert other.paired_with(a) and other.minus(a) == (0.25, None), "each policy compared with itself"
     assert not found["h2", "free"].paired_with(free), "samples of two harnesses are not of one draw"
     text = markdown(results)
-    assert "| s | h1 | A | 3 seeds of training | 25.0 [-37.1, 87.1] | 0.0 25.0 50.0 |" in text
+    assert "| s | h1 | A | 3 seeds of training | 4 | 25.0 [-37.1, 87.1] | 0.0 25.0 50.0 |" in text
     assert "| s | h1 / A | h2 / A | +25.0, no spread | by policy |" in text
     assert "Differences over replicates" not in markdown(msgspec.structs.replace(results, groups=()))
+
+
+async def test_replicates_are_scored_over_the_tasks_that_each_of_them_graded(
+    connection: Connection, committed
+) -> None:
+    """While a suite runs, the first sample is ahead of the second."""
+    tasks = [
+        TaskRef(task_id=f"t{n}", source="s", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1))
+        for n in range(6)
+    ]
+    suite = msgspec.convert(SMALL_SUITE | {"harnesses": ["h1", "h2"], "samples": 2}, Suite)
+    planned = EvaluationPlanned(suite=BlobRef(sha256="1" * 64, size=1), task_sets={"s": "s"}, k=(1,))
+    events = [_event(planned, "small")]
+    for request in rollout_requests(campaign_of(suite, tasks)):
+        number = int(request.task.task_id[1:])
+        events.append(_event(request, "small", request.rollout_id))
+        graded = {"h1": (range(6), range(2)), "h2": (range(3), range(3, 6))}[request.harness][request.sample]
+        if number in graded:
+            events.append(ended(request, "resolved" if number == 0 or number > 2 else "unresolved"))
+    await Publisher(connection).events(events)
+
+    with open_tables(await committed(), views=["evaluation_tasks", "evaluation_runs"]) as tables:
+        results = read_results(tables, "small")
+
+    (group,) = results.groups
+    assert (group.harness, group.scores, group.tasks) == ("h1", {"0": 0.5, "1": 0.5}, 2)
 
 
 def cell(harness: str, model: str, **resolved: tuple[int, int]) -> Cell:
@@ -251,7 +322,7 @@ def cell(harness: str, model: str, **resolved: tuple[int, int]) -> Cell:
 
 def test_a_cell_with_a_rollout_of_unknown_cost_has_no_total() -> None:
     def row(task: str, ended: int, cost: float | None) -> TaskResult:
-        return TaskResult("s", "h", "m", task, 2, ended, 0, 0, 0, 0, 0, 0, cost, 0.0)
+        return TaskResult("s", "h", "m", task, 2, ended, 0, 0, 0, 0, 0, 0, cost, 0.0, ended)
 
     known = [row("a", 2, 1.0), row("b", 1, 0.5), row("open", 0, None)]
     assert [cell.cost_usd for cell in cells_of(known)] == [1.5]
@@ -387,6 +458,39 @@ async def test_published_suites_plan_over_rows_of_the_true_layout(connection: Co
     drawn = msgspec.structs.replace(drawn, limit=9)
     with pytest.raises(EvaluationError, match="has 5 tasks, and limit = 9 asks for more"):
         plan_suite(msgspec.structs.replace(suite, task_sets=(drawn,)), store)
+
+
+async def test_a_plan_says_what_is_not_known_of_earlier_rollouts(connection: Connection, committed) -> None:
+    store, given = await committed(), Given(source="s")
+    await TaskRegistry(Publisher(connection), BlobStore(store)).register(
+        [task_from_row(SWE_BENCH, 1, given=given)]
+    )
+    suite = msgspec.convert(
+        SMALL_SUITE
+        | {"harnesses": ["h1", "h2"], "samples": 2, "task_sets": [{"source": "s", "unproven": True}]},
+        Suite,
+    )
+    plan = plan_suite(suite, await committed())
+    requests = list(rollout_requests(msgspec.structs.replace(plan.spec, name="earlier")))
+    events = [_event(request, "earlier", request.rollout_id) for request in requests]
+    lacking_of = {"h1": ("prompt_tokens", "seconds", "cost_usd"), "h2": ("cost_usd",)}
+    for request in requests:
+        outcome = ended(request, "resolved")
+        if request.harness == "h1" or request.sample:
+            data = msgspec.json.decode(outcome.data) | dict.fromkeys(lacking_of[request.harness])
+            outcome = msgspec.structs.replace(outcome, data=msgspec.Raw(msgspec.json.encode(data)))
+        events.append(outcome)
+    await Publisher(connection).events(events)
+
+    plan = plan_suite(suite, await committed())
+    with console.capture() as shown:
+        show_plan(plan, ())
+
+    first, second = (cell.like for cell in plan.cells)
+    assert first is not None and (first.tokens, first.seconds, first.cost_usd) == (None, None, None)
+    assert second is not None and (second.cost_usd, second.priced, second.rollouts) == (0.5, 1, 2)
+    assert "1 of them with known cost" in " ".join(shown.get().replace("│", " ").split())
+    plan_facts(plan, (), [])
 
 
 async def test_every_published_suite_says_rollouts_images_and_expected_cost(

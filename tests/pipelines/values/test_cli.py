@@ -5,18 +5,22 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from orchard.actions import values as actions
 from orchard.actions.session import Session
 from orchard.actions.values import AnnotationRound, annotate_campaign
 from orchard.cli import values
 from orchard.cli.app import app
 from orchard.configuration.config import Config, ConfigError
 from orchard.pipelines.values.requests import Asking
+from orchard.storage.errors import StoreUnreachable
 from orchard.storage.reader import open_tables
 from orchard.storage.writing.writer import Writer, WriterSettings
+from orchard.streams.errors import NatsUnreachable
 from orchard.streams.settings import NatsSettings
 from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.oracle.server import OracleServer
@@ -66,6 +70,27 @@ async def test_a_campaign_is_annotated_once_and_new_rollouts_later(pipeline: Any
     facts = CliRunner().invoke(app, ["--store", pipeline.store, "values", "shapes", "--json"]).stdout
     check("values shapes", facts)
     assert jq(".annotators[0].annotator, .annotators[0].shapes.curves", facts) == "oracle\n4\n"
+
+
+async def test_a_look_that_fails_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(actions, "LOOK_SECONDS", 0.0)
+    looks = iter(
+        (StoreUnreachable("no store"), NatsUnreachable("no server"), duckdb.IOException("full"), {"a"})
+    )
+    ended = []
+
+    async def others() -> set[str]:
+        found = next(looks)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    await actions._watch({"a"}, others, lambda: ended.append(True))
+
+    assert ended == [True]
+    assert [word in caplog.text for word in ("no store", "no server", "full")] == [True] * 3
 
 
 @pytest.mark.parametrize(("annotated", "status"), [(0, 1), (1, 0)])

@@ -177,6 +177,8 @@ async def test_a_cap_stops_the_questions_and_the_next_round_counts_what_was_paid
     assert (again.verdicts.total(), again.left_out) == (0, 1)
     full = await write_rubrics(session, Teaching(TEACHING.model, "second"), campaign="demo", max_cost_usd=0.0)
     assert (full.written, full.left_out) == (0, 1)
+    over = await write_rubrics(session, TEACHING, campaign="demo", max_cost_usd=0.0)
+    assert (over.written, over.left_out, over.cost_usd) == (1, 0, 0.0), "what is written needs no money"
     with pytest.raises(ConfigError, match="the model cheap has no price"):
         unpriced = Teaching(ModelSpec(name="cheap"), "cheap")
         await write_rubrics(session, unpriced, campaign="demo", max_cost_usd=1.0)

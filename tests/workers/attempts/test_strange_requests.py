@@ -254,6 +254,7 @@ async def test_a_fault_in_one_slot_is_counted_and_costs_the_others_nothing(
         ended = done_payload(outcome.event)
         assert isinstance(ended, RolloutAborted)
         assert request.sample != 3 or ended.cause is AbortCause.ATTEMPTS_EXHAUSTED
+        assert request.sample != 3 or (ended.cost_usd, ended.prompt_tokens, ended.seconds) == (None,) * 3
 
 
 def _fault_for_sample_three(end):
