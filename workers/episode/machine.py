@@ -43,6 +43,8 @@ class ReverseTunnel(Protocol):
     """Port on the sandbox's loopback address."""
     breaks: int
     """Number of times that the line broke and came back; connections open then were reset."""
+    interrupted: int
+    """Number of those connections on which a program waited for an answer."""
 
 
 class ServicesBeside(Protocol):
@@ -118,11 +120,15 @@ class Machine(Protocol):
 
     def forward(self, port: int) -> AbstractAsyncContextManager[str]:
         """Gives the URL at which this process reaches `port` of the sandbox's loopback address, while the
-        block lasts."""
+        block lasts. Raises at its end as `reverse` does."""
 
-    def reverse(self, port: int, inside: int = 0) -> AbstractAsyncContextManager[ReverseTunnel]:
+    def reverse(
+        self, port: int, inside: int = 0, *, asks_again: bool = False
+    ) -> AbstractAsyncContextManager[ReverseTunnel]:
         """Lets programs inside reach this process's loopback `port`, and nothing else, while the block lasts.
         They find it at the port `inside`; 0 takes any free one.
 
-        A tunnel that ends before its block raises InfrastructureError at the block's end.
+        Raises InfrastructureError at the block's end if the tunnel has ended before, and SANDBOX_UNAVAILABLE
+        if its line broke while a program waited for an answer: what it made of that is not the agent's doing.
+        With `asks_again` such a program may ask again, and the caller judges the breaks.
         """

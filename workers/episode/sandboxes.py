@@ -136,12 +136,25 @@ def _file_errors(path: str) -> Iterator[None]:
             raise
 
 
+def _insist_held(tunnel: AsyncTunnel, *, asks_again: bool) -> None:
+    """Raises as `Machine.reverse` says, for a tunnel that was closed."""
+    if tunnel.error is not None:
+        with classified():
+            raise tunnel.error
+    if tunnel.interrupted and not asks_again:
+        raise InfrastructureError(
+            AbortCause.SANDBOX_UNAVAILABLE,
+            f"a line between the sandbox and this worker broke while {tunnel.interrupted} of its connections "
+            "waited for an answer",
+        )
+
+
 class SandboxMachine:
     def __init__(self, sandbox: AsyncSandbox, output_limit: Size = OUTPUT_LIMIT) -> None:
         self.sandbox = sandbox
         self.services: ServicesBeside | None = None
-        self._inside: set[int] = set()
-        """Ports of the open reverse tunnels."""
+        self._reverse: set[AsyncTunnel] = set()
+        """The open reverse tunnels."""
         self._output_limit = output_limit
         self._user: str | None = None
 
@@ -261,6 +274,7 @@ class SandboxMachine:
             await self.sandbox.resume()
 
     async def end_processes(self) -> None:
+        before = {tunnel: tunnel.interrupted for tunnel in self._reverse}
         try:
             with classified():
                 await self.sandbox.take_snapshot(_STOPPED)
@@ -271,13 +285,15 @@ class SandboxMachine:
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST, f"the sandbox service cannot end processes: {error.detail}"
             ) from error.__cause__
-        if self._inside:  # the tunnels reopen by themselves, and what comes next needs them
-            wait = until_listening(sorted(self._inside))
+        if self._reverse:  # the tunnels reopen by themselves, and what comes next needs them
+            wait = until_listening(sorted(tunnel.port for tunnel in self._reverse))
             back = await self.run(wait, timeout=CLEAN_UP_SECONDS, cwd="/", user="root")
             if back.returncode != 0:
                 raise InfrastructureError(
                     AbortCause.SANDBOX_UNAVAILABLE, f"no tunnel came back after a restore: {back.output}"
                 )
+            for tunnel, interrupted in before.items():
+                tunnel.interrupted = interrupted
 
     @asynccontextmanager
     async def forward(self, port: int) -> AsyncIterator[str]:
@@ -287,20 +303,21 @@ class SandboxMachine:
             yield tunnel.url
         finally:
             await tunnel.close()
+        _insist_held(tunnel, asks_again=False)
 
     @asynccontextmanager
-    async def reverse(self, port: int, inside: int = 0) -> AsyncIterator[AsyncTunnel]:
+    async def reverse(
+        self, port: int, inside: int = 0, *, asks_again: bool = False
+    ) -> AsyncIterator[AsyncTunnel]:
         with classified():
             tunnel = await self.sandbox.reverse(inside, port).open()
-        self._inside.add(tunnel.port)
+        self._reverse.add(tunnel)
         try:
             yield tunnel
         finally:
-            self._inside.discard(tunnel.port)
+            self._reverse.discard(tunnel)
             await tunnel.close()
-        if tunnel.error is not None:
-            with classified():
-                raise tunnel.error
+        _insist_held(tunnel, asks_again=asks_again)
 
 
 class SandboxFactory:

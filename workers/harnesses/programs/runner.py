@@ -50,7 +50,7 @@ class ProgramHarness(Harness):
         program, machine, task = with_client(self.program), episode.machine, episode.task
         async with (
             episode.door() as door,
-            machine.reverse(door.port) as tunnel,
+            machine.reverse(door.port, asks_again=True) as tunnel,
             self._world(episode, program) as mcp,
         ):
             words = {
