@@ -1,6 +1,7 @@
 """The interface of a sandbox for harnesses and graders. Infrastructure failures are raised, all else is an
 outcome."""
 
+import asyncio
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import IO, Protocol
@@ -73,9 +74,11 @@ class Machine(Protocol):
         env: dict[str, str] | None = None,
         stdin: str | None = None,
         user: str | None = None,
+        stop: asyncio.Event | None = None,
     ) -> CommandOutcome:
         """Runs `bash -c command` (`sh` without bash) in a fresh process group; `timeout` in seconds. It runs
-        as `user`, a name or number in the sandbox, else as the image says."""
+        as `user`, a name or number in the sandbox, else as the image says. Once `stop` is set it is stopped,
+        as it is for time."""
 
     async def write(self, path: str, content: bytes) -> None:
         """Creates or replaces the file at the absolute `path`, with its parent directories. Raises

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -36,6 +36,7 @@ from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailur
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.quantities import Size
 from orchard.schemas.sandboxes import ENDED_WITH_SANDBOX, OUTPUT_LIMIT, Job, JobEnding, SandboxStatus
+from orchard.streams.tasks import end
 from orchard.workers.episode.listening import until_listening
 from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge, ServicesBeside
 from orchard.workers.episode.networks import SHUT, Network
@@ -64,6 +65,8 @@ LIMITS = {
 EVICTED = "evicted"
 """Reason of a sandbox that its cluster took away."""
 _STOPPED = "orchard-stopped"
+_WHEN_STOPPED = (JobEnding.CANCELLED, JobEnding.UNKNOWN, None)
+"""Endings of a command that was cancelled, by agents of all versions."""
 NOT_STARTED = 127
 """Return code of a command that could not be started, as in shells."""
 
@@ -173,11 +176,13 @@ class SandboxMachine:
         env: dict[str, str] | None = None,
         stdin: str | None = None,
         user: str | None = None,
+        stop: asyncio.Event | None = None,
     ) -> CommandOutcome:
         started = time.monotonic()
         with classified():
-            job = await self.sandbox.exec(
+            job = await self._executed(
                 command,
+                stop,
                 timeout_seconds=timeout,
                 cwd=cwd,
                 env=env,
@@ -187,7 +192,8 @@ class SandboxMachine:
                 user=user or self._user,
             )
         seconds = time.monotonic() - started
-        if job.timed_out:
+        stopped = stop is not None and stop.is_set() and job.ending in _WHEN_STOPPED
+        if job.timed_out or stopped:
             return CommandOutcome(
                 output=job.stdout,
                 returncode=-1,
@@ -207,6 +213,26 @@ class SandboxMachine:
             out_of_memory=job.oom_killed,
             cut=job.stdout_bytes > self._output_limit,
         )
+
+    async def _executed(self, command: str, stop: asyncio.Event | None, **options: Any) -> JobResult:
+        """Runs a command to its end, and cancels it once `stop` is set."""
+        job: JobResult = await self.sandbox.exec(command, wait=stop is None, **options)
+        if stop is None:
+            return job
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not job.is_complete:
+                waiting = asyncio.create_task(self.sandbox.wait_job(job.job_id))
+                try:
+                    await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                    if stopping.done() and not waiting.done():
+                        await self.sandbox.cancel_job(job.job_id)
+                    job = await waiting
+                finally:
+                    await end(waiting)
+        finally:
+            await end(stopping)
+        return job
 
     async def _insist_alive(self, job: JobResult) -> None:
         """Raises SANDBOX_DIED if the sandbox ended while the command ran: the job then says nothing about the
