@@ -158,7 +158,7 @@ class Attempt:
             raise
 
     async def _run(self, task: Task) -> RolloutFinished:
-        self._sandboxes.memory = self.request.memory or task.memory
+        self._sandboxes.set_task(task)
         if isinstance(self._harness, ProgramHarness):
             await self._sandboxes.lay(self._harness.program)
         async with AsyncExitStack() as stack:

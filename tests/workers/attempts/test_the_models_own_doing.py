@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from orchard.schemas.events import RolloutFinished, payload
-from orchard.schemas.tasks import SWETests
+from orchard.schemas.tasks import CheckSandbox, StateCheck, SWETests, Task
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
 from tests.attempts_world import QUICK_RETRIES, SECONDS, World, world
@@ -124,6 +124,32 @@ async def test_where_the_gold_patch_needs_more_memory_too_the_task_gets_it(place
         ("released", "sandbox_out_of_memory"),
         ("completed", None),
     ]
+
+
+@pytest.mark.long
+async def test_where_a_checks_own_sandbox_runs_out_of_memory_that_grows(place: World) -> None:
+    """As much as the agent's does, which is smaller."""
+    hungry = "python3 -c 'bytearray(200 * 2**20)' && [ -e /tmp/done ]"
+    own = CheckSandbox(image="host", memory="128Mi", artifacts=("/tmp/done",))
+    task = Task(
+        task_id="hungry",
+        source="x",
+        repo="x",
+        image="host",
+        statement="?",
+        memory="64Mi",
+        grading=StateCheck(files={}, command=hungry, sandbox=own),
+        workdir="/tmp",
+        setup_commands=("git init -q .",),
+    )
+    place.model.commands = ("touch done",)
+    (rollout,) = await place.submit(task, max_tries=2)
+    async with place.working():
+        outcome = await finished(place, rollout)
+    assert outcome.resolved
+    sizes = "select distinct attempt, json_extract_string(payload, '$.memory') as memory from events "
+    rows = await place.rows(f"{sizes} where type = 'sandbox.created' order by attempt, memory desc")
+    assert rows == [(1, "64Mi"), (1, "128Mi"), (2, "256Mi"), (2, "128Mi")]
 
 
 async def first_process_ended(line: bytes) -> None:
