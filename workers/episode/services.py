@@ -25,6 +25,7 @@ LOG, ENDED = "/tmp/orchard-service.log", "/tmp/orchard-service.ended"
 _SOCKETS = "cat /proc/net/tcp /proc/net/tcp6"
 _LISTENING = re.compile(r"^ *\d+: 0+:([0-9A-F]{4}) [0-9A-F]+:0000 0A ", re.MULTILINE)
 """A socket that listens at all addresses; its port in hexadecimal."""
+_ENDED = (AbortCause.SANDBOX_DIED, AbortCause.SANDBOX_OUT_OF_MEMORY)
 _ASKED = 30.0
 """Seconds that a sandbox has to show that it lives."""
 _LAST = 400
@@ -68,13 +69,20 @@ class RunningServices:
 
     @asynccontextmanager
     async def reached_from(self, machine: Machine) -> AsyncIterator[None]:
-        """Gives a sandbox the names and ports of those that run."""
-        async with AsyncExitStack() as stack:
-            for port, here in self._ports().items():
-                await stack.enter_async_context(machine.reverse(here, port))
-            if self._running:
-                await self._name(machine)
-            yield
+        """Gives a sandbox the names and ports of those that run. Whoever works in it learns of its end there,
+        and whose doing that is, so it is no failure of the lines that ended with it."""
+        over = False
+        try:
+            async with AsyncExitStack() as stack:
+                for port, here in self._ports().items():
+                    await stack.enter_async_context(machine.reverse(here, port))
+                if self._running:
+                    await self._name(machine)
+                yield
+                over = True
+        except InfrastructureError as error:
+            if not over or error.cause not in _ENDED:
+                raise
 
     def _ports(self) -> dict[int, int]:
         """Raises INVALID_REQUEST for two services at one port."""
