@@ -92,6 +92,8 @@ class AsyncTunnel:
         self.port = 0
         self.breaks = 0
         """How often the tunnel was reopened; each time all its connections were reset."""
+        self.interrupted = 0
+        """How many of these connections waited for an answer: their last bytes were a client's."""
         self.error: SandboxError | None = None
         """Why it ended by itself."""
 
@@ -164,13 +166,15 @@ class AsyncTunnel:
             while True:
                 assert self._line is not None, "it was opened with one"
                 begun = time.monotonic()
+                connections = Connections(self._line, end, places)
                 try:
-                    await Connections(self._line, end, places).run()
+                    await connections.run()
                 except ProtocolError as error:
                     log.warning("a tunnel is given up and made anew: %s", error)
                 finally:
                     await self._line.close()
                 self.breaks += 1
+                self.interrupted += connections.unanswered
                 pause = FIRST_PAUSE if time.monotonic() - begun > LASTING else min(2 * pause, LONGEST_PAUSE)
                 await asyncio.sleep(pause)
                 self._line = await self._lined()

@@ -262,7 +262,8 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     fence: int = 0
     """Expected last sequence of the rollout's `done` subject: 0, or that of the event that reopened it."""
     memory: str | None = None
-    """Memory limit that replaces the task's, after an out-of-memory kill."""
+    """Memory limit that replaces the task's, after an out-of-memory kill. Sandboxes for which the task says
+    another one grow in proportion."""
     replay_attempts: bool = True
     """Whether an attempt replays what an earlier one recorded."""
     published_rules: bool = False

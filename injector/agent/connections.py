@@ -44,6 +44,12 @@ class Connections:
         self._splices: set[Splice] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def unanswered(self) -> int:
+        """The number of connections that the line's end has reset, and whose last bytes were a client's."""
+        asks = self._listener is not None
+        return sum(stream.sent_last is asks for stream in self._multiplexer.cut)
+
     async def run(self) -> None:
         """Forward connections until the line or the listener ends, then reset all. Raises ProtocolError."""
         running = asyncio.ensure_future(self._multiplexer.run())

@@ -68,6 +68,8 @@ class Stream:
         self.receiver: Receiver | None = None
         """Set by whoever opened it, or was told of it, before anything else happens."""
         self.moved = 0
+        self.sent_last: bool | None = None
+        """Whether its last bytes went to the other end; None before the first."""
         self.over = False
         self._credit = WINDOW
         self._unread = 0
@@ -87,6 +89,7 @@ class Stream:
     def send(self, data: bytes | memoryview) -> None:
         self._credit -= len(data)
         self.moved += len(data)
+        self.sent_last = True
         self._line.put(HEADER.pack(DATA, self.number) + data)
 
     def end(self) -> None:
@@ -113,6 +116,7 @@ class Stream:
         if kind == DATA:
             self._unread += len(payload)
             self.moved += len(payload)
+            self.sent_last = False
             if self._got_end or self._unread + self._consumed > WINDOW:
                 raise ProtocolError("it sent more than there was room for")
             self.told.received(payload)
@@ -148,6 +152,8 @@ class Multiplexer:
         self._line = line
         self._opened = opened
         self._streams: dict[int, Stream] = {}
+        self.cut: tuple[Stream, ...] = ()
+        """The streams that the line's end has ended."""
         self._last = 0
         self._closed = False
         self._waiting: deque[bytes] = deque()
@@ -171,7 +177,8 @@ class Multiplexer:
             for task in both:
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
-            for stream in list(self._streams.values()):
+            self.cut = tuple(self._streams.values())
+            for stream in self.cut:
                 self.forget(stream)
                 stream.told.lost()
 

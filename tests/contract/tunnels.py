@@ -175,6 +175,40 @@ async def test_a_tunnel_outlives_the_orchestrators(sandbox: AsyncSandbox, servic
             assert reverse.port == inside
 
 
+async def test_a_tunnel_counts_the_questions_that_its_breaks_left_without_an_answer(
+    sandbox: AsyncSandbox, service: Deployment
+) -> None:
+    """In both directions; connections that wait for nothing are not counted."""
+    await start_server(sandbox)
+    asked = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.readline() == b"question\n"
+        asked.set()
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        async with (
+            sandbox.forward(PORT) as forward,
+            sandbox.reverse(0, port) as reverse,
+            connection(forward.port, b"c unfinished"),
+            connection(forward.port, b"ehello") as (reader, _),
+        ):
+            assert await reader.readexactly(5) == b"hello"
+            ask = f"exec 3<>/dev/tcp/127.0.0.1/{reverse.port} && echo question >&3 && cat <&3"
+            await sandbox.start(["bash", "-c", ask])
+            await asyncio.wait_for(asked.wait(), LIMIT)
+            for index in range(len(service.urls)):
+                await service.replace_replica(index)
+            async with asyncio.timeout(LIMIT):
+                while not (forward.breaks and reverse.breaks):
+                    await asyncio.sleep(0.02)
+            assert (forward.interrupted, reverse.interrupted) == (1, 1)
+
+
 async def test_one_that_is_not_read_holds_up_no_other_and_loses_nothing(sandbox: AsyncSandbox) -> None:
     await start_server(sandbox)
     async with sandbox.forward(PORT) as tunnel:

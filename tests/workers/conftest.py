@@ -24,9 +24,13 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.sandboxes import OUTPUT_LIMIT
 from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
+from orchard.workers.episode import agent_clock
 from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge
 from orchard.workers.failures import NotWritable
+from orchard.workers.gateway import recording
 from orchard.workers.graders.judgement import Pristine
+from orchard.workers.llm import circuit_breaker, connection
+from orchard.workers.llm import endpoint as endpoint_module
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.settings import EndpointSettings
 
@@ -95,6 +99,31 @@ for name, test in sorted(vars(module).items()):
 sys.exit(failed)"
 """
 """A test runner that starts at once and writes what pytest -rA would."""
+
+
+class MovedTime:
+    """The module `time` with a monotonic clock that a test moves."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def move(self, seconds: float) -> None:
+        self._ahead += seconds
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._ahead
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+@pytest.fixture
+def moved_time(monkeypatch: pytest.MonkeyPatch) -> MovedTime:
+    """The clock of programs and of calls of models."""
+    moved = MovedTime()
+    for module in (agent_clock, recording, circuit_breaker, connection, endpoint_module):
+        monkeypatch.setattr(module, "time", moved)
+    return moved
 
 
 class SubprocessMachine:

@@ -3,12 +3,13 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 
 import msgspec
 
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.quantities import parse_bytes
+from orchard.schemas.quantities import format_bytes, parse_bytes
 from orchard.schemas.tasks import Task, TaskService
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.episode.machine import Machine
@@ -42,7 +43,11 @@ class AttemptSandboxes:
     ) -> None:
         self._dependencies = dependencies
         self.memory = request.memory or ""
-        """Least memory of each; empty: the task's."""
+        """Memory of the agent's, and the least of each; empty before the task is known, unless the request
+        says it."""
+        self._given = request.memory
+        self._growth = Fraction(1)
+        """The memory that the request grants, over what the task says."""
         self.creation_seconds = request.timeouts.creation
         """Time limit of the creation of each."""
         self.layer: Layer | None = None
@@ -60,6 +65,14 @@ class AttemptSandboxes:
     @property
     def seconds_creating(self) -> float:
         return self._factory.seconds_creating
+
+    def set_task(self, task: Task) -> None:
+        """Says which task the request is about. After a kill for memory the request grants more than the task
+        says. Then each sandbox grows in proportion, since it may be another than the agent's that ran out."""
+        if self._given is None:
+            self.memory = task.memory
+        else:
+            self._growth = max(Fraction(parse_bytes(self._given), parse_bytes(task.memory)), Fraction(1))
 
     async def lay(self, program: Program) -> None:
         """Lays the program's files over the agent's sandbox once that is opened. Raises HARNESS_MISSING."""
@@ -94,7 +107,7 @@ class AttemptSandboxes:
     def _sandbox(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
         program = self.layer if purpose == _ROLLOUT else None
         ready = self._dependencies.standbys if purpose == _ROLLOUT and program is None else ()
-        memory = max(self.memory, task.memory, key=parse_bytes)  # a check's own sandbox may need more
+        memory = max(self.memory, self._grown(task.memory), key=parse_bytes)
         return self._factory.open(
             task.image,
             purpose=purpose,
@@ -105,3 +118,10 @@ class AttemptSandboxes:
             network=network_of(task, agent=purpose == _ROLLOUT),
             standby=lambda: take_standby(ready, task, self.memory),
         )
+
+    def _grown(self, memory: str) -> str:
+        """Returns the memory in place of what a task, or a check for its own sandbox, says."""
+        if self._growth == 1:
+            return memory
+        said, most = parse_bytes(memory), parse_bytes(self._dependencies.sandbox_settings.max_memory)
+        return format_bytes(max(said, min(int(said * self._growth), most)))

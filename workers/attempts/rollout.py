@@ -23,7 +23,7 @@ from orchard.workers.attempts.grading import AttemptGrading, penalize_hacks
 from orchard.workers.attempts.reopen import facts_of
 from orchard.workers.attempts.replay import ReplayState
 from orchard.workers.attempts.task_reading import read_task
-from orchard.workers.episode.budgets import as_published, within
+from orchard.workers.episode.budgets import as_published, time_before_checks, within
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.episode.networks import refusal
 from orchard.workers.episode.patches import state_left_behind
@@ -76,6 +76,8 @@ class Attempt:
         self._published = 0
         self._started_at = datetime.now(UTC)
         self._clock = time.monotonic()
+        self._began = 0.0
+        """When `run` began, by the event loop's time."""
         self._trace = MessageTree(self.publish, dependencies.blobs)
         self._replay: ReplayState | None = None
         self._harness = planned_harness(request.harness, request.harness_version)
@@ -135,13 +137,13 @@ class Attempt:
     async def run(self) -> RolloutFinished:
         """Runs the whole attempt, bounded by the outermost timeout: the request's, or what the task's own
         need."""
-        began = asyncio.get_running_loop().time()
+        self._began = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout_at(began + self._timeouts.rollout) as limit:
+            async with asyncio.timeout_at(self._began + self._timeouts.rollout) as limit:
                 task = await self._load_task()
                 self._budget, self._timeouts = as_published(task, self._budget, self._timeouts)
                 self._sandboxes.creation_seconds = self._timeouts.creation
-                limit.reschedule(began + self._timeouts.rollout)
+                limit.reschedule(self._began + self._timeouts.rollout)
                 return await self._run(task)
         except TimeoutError as error:
             if not limit.expired():
@@ -157,7 +159,7 @@ class Attempt:
             raise
 
     async def _run(self, task: Task) -> RolloutFinished:
-        self._sandboxes.memory = self.request.memory or task.memory
+        self._sandboxes.set_task(task)
         if isinstance(self._harness, ProgramHarness):
             await self._sandboxes.lay(self._harness.program)
         async with AsyncExitStack() as stack:
@@ -219,7 +221,8 @@ class Attempt:
 
         async def act(alone: Task, stage: TaskStage) -> None:
             budget = stage_budget(stage, self._budget, self._trace.totals)
-            results.append(await self._drive(alone, machine, budget))
+            checks = len(grading.stages) - len(results)
+            results.append(await self._drive(alone, machine, budget, checks=checks))
 
         def copy() -> AbstractAsyncContextManager[SandboxMachine]:
             return self._sandboxes.copy(machine, f"stage-{next(copies)}")
@@ -243,8 +246,11 @@ class Attempt:
         result = replace(results[-1], exit_status=cut.exit_status, submission="")
         return result, await asyncio.to_thread(combined, grading, rewards, self._dependencies.blobs)
 
-    async def _drive(self, task: Task, machine: SandboxMachine, budget: Budget) -> HarnessResult:
-        """Lets the agent work. Raises SandboxLost if what it ran ended its machine."""
+    async def _drive(
+        self, task: Task, machine: SandboxMachine, budget: Budget, checks: int = 1
+    ) -> HarnessResult:
+        """Lets the agent work; so many `checks` follow. Raises SandboxLost if what it ran ended its
+        machine."""
         request, beginning, harness = self.request, self._beginning, self._harness
         if not isinstance(task.user, msgspec.UnsetType):
             machine = machine.for_user(task.user)
@@ -261,6 +267,7 @@ class Attempt:
             command_seconds=self._timeouts.command,
             shared=self._dependencies.shared,
         )
+        loop = asyncio.get_running_loop()
         async with open_world(context) as world:
             budget = within(budget, self._timeouts)
             episode = Episode(
@@ -272,6 +279,7 @@ class Attempt:
                 trace=self._trace,
                 budget=world.bounded(budget) if world else budget,
                 timeouts=self._timeouts,
+                seconds=self._began + time_before_checks(self._timeouts, checks) - loop.time(),
                 seed=self._seed,
                 history=beginning.history if beginning else (),
                 name=self._name,

@@ -73,6 +73,12 @@ def within(budget: Budget, timeouts: Timeouts) -> Budget:
     return msgspec.structs.replace(budget, wall_seconds=room)
 
 
+def time_before_checks(timeouts: Timeouts, checks: int) -> float:
+    """Returns the seconds of an attempt by which an agent must have ended, waiting included, if so many
+    checks follow."""
+    return timeouts.rollout - timeouts.shutdown - checks * (timeouts.creation + timeouts.grading)
+
+
 def _beside(timeouts: Timeouts) -> float:
     """Returns the most seconds that an attempt may take apart from the agent's wall clock."""
     return timeouts.command + timeouts.shutdown + 2 * timeouts.creation + timeouts.grading

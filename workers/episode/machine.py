@@ -1,6 +1,7 @@
 """The interface of a sandbox for harnesses and graders. Infrastructure failures are raised, all else is an
 outcome."""
 
+import asyncio
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import IO, Protocol
@@ -43,6 +44,8 @@ class ReverseTunnel(Protocol):
     """Port on the sandbox's loopback address."""
     breaks: int
     """Number of times that the line broke and came back; connections open then were reset."""
+    interrupted: int
+    """Number of those connections on which a program waited for an answer."""
 
 
 class ServicesBeside(Protocol):
@@ -71,9 +74,11 @@ class Machine(Protocol):
         env: dict[str, str] | None = None,
         stdin: str | None = None,
         user: str | None = None,
+        stop: asyncio.Event | None = None,
     ) -> CommandOutcome:
         """Runs `bash -c command` (`sh` without bash) in a fresh process group; `timeout` in seconds. It runs
-        as `user`, a name or number in the sandbox, else as the image says."""
+        as `user`, a name or number in the sandbox, else as the image says. Once `stop` is set it is stopped,
+        as it is for time."""
 
     async def write(self, path: str, content: bytes) -> None:
         """Creates or replaces the file at the absolute `path`, with its parent directories. Raises
@@ -118,11 +123,15 @@ class Machine(Protocol):
 
     def forward(self, port: int) -> AbstractAsyncContextManager[str]:
         """Gives the URL at which this process reaches `port` of the sandbox's loopback address, while the
-        block lasts."""
+        block lasts. Raises at its end as `reverse` does."""
 
-    def reverse(self, port: int, inside: int = 0) -> AbstractAsyncContextManager[ReverseTunnel]:
+    def reverse(
+        self, port: int, inside: int = 0, *, asks_again: bool = False
+    ) -> AbstractAsyncContextManager[ReverseTunnel]:
         """Lets programs inside reach this process's loopback `port`, and nothing else, while the block lasts.
         They find it at the port `inside`; 0 takes any free one.
 
-        A tunnel that ends before its block raises InfrastructureError at the block's end.
+        Raises InfrastructureError at the block's end if the tunnel has ended before, and SANDBOX_UNAVAILABLE
+        if its line broke while a program waited for an answer: what it made of that is not the agent's doing.
+        With `asks_again` such a program may ask again, and the caller judges the breaks.
         """

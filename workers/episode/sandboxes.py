@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -35,6 +35,7 @@ from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailur
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.quantities import Size
 from orchard.schemas.sandboxes import OUTPUT_LIMIT, JobEnding, SandboxStatus
+from orchard.streams.tasks import end
 from orchard.workers.episode.listening import until_listening
 from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge, ServicesBeside
 from orchard.workers.episode.networks import SHUT, Network
@@ -63,6 +64,8 @@ LIMITS = {
 EVICTED = "evicted"
 """Reason of a sandbox that its cluster took away."""
 _STOPPED = "orchard-stopped"
+_WHEN_STOPPED = (JobEnding.CANCELLED, JobEnding.UNKNOWN, None)
+"""Endings of a command that was cancelled, by agents of all versions."""
 NOT_STARTED = 127
 """Return code of a command that could not be started, as in shells."""
 
@@ -122,12 +125,25 @@ def _file_errors(path: str) -> Iterator[None]:
             raise
 
 
+def _insist_held(tunnel: AsyncTunnel, *, asks_again: bool) -> None:
+    """Raises as `Machine.reverse` says, for a tunnel that was closed."""
+    if tunnel.error is not None:
+        with classified():
+            raise tunnel.error
+    if tunnel.interrupted and not asks_again:
+        raise InfrastructureError(
+            AbortCause.SANDBOX_UNAVAILABLE,
+            f"a line between the sandbox and this worker broke while {tunnel.interrupted} of its connections "
+            "waited for an answer",
+        )
+
+
 class SandboxMachine:
     def __init__(self, sandbox: AsyncSandbox, output_limit: Size = OUTPUT_LIMIT) -> None:
         self.sandbox = sandbox
         self.services: ServicesBeside | None = None
-        self._inside: set[int] = set()
-        """Ports of the open reverse tunnels."""
+        self._reverse: set[AsyncTunnel] = set()
+        """The open reverse tunnels."""
         self._output_limit = output_limit
         self._user: str | None = None
 
@@ -146,11 +162,13 @@ class SandboxMachine:
         env: dict[str, str] | None = None,
         stdin: str | None = None,
         user: str | None = None,
+        stop: asyncio.Event | None = None,
     ) -> CommandOutcome:
         started = time.monotonic()
         with classified():
-            job = await self.sandbox.exec(
+            job = await self._executed(
                 command,
+                stop,
                 timeout_seconds=timeout,
                 cwd=cwd,
                 env=env,
@@ -160,7 +178,8 @@ class SandboxMachine:
                 user=user or self._user,
             )
         seconds = time.monotonic() - started
-        if job.timed_out:
+        stopped = stop is not None and stop.is_set() and job.ending in _WHEN_STOPPED
+        if job.timed_out or stopped:
             return CommandOutcome(
                 output=job.stdout,
                 returncode=-1,
@@ -180,6 +199,26 @@ class SandboxMachine:
             out_of_memory=job.oom_killed,
             cut=job.stdout_bytes > self._output_limit,
         )
+
+    async def _executed(self, command: str, stop: asyncio.Event | None, **options: Any) -> JobResult:
+        """Runs a command to its end, and cancels it once `stop` is set."""
+        job: JobResult = await self.sandbox.exec(command, wait=stop is None, **options)
+        if stop is None:
+            return job
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not job.is_complete:
+                waiting = asyncio.create_task(self.sandbox.wait_job(job.job_id))
+                try:
+                    await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                    if stopping.done() and not waiting.done():
+                        await self.sandbox.cancel_job(job.job_id)
+                    job = await waiting
+                finally:
+                    await end(waiting)
+        finally:
+            await end(stopping)
+        return job
 
     async def _insist_alive(self, job: JobResult) -> None:
         """Raises SANDBOX_DIED if the sandbox ended while the command ran: the job then says nothing about the
@@ -247,6 +286,7 @@ class SandboxMachine:
             await self.sandbox.resume()
 
     async def end_processes(self) -> None:
+        before = {tunnel: tunnel.interrupted for tunnel in self._reverse}
         try:
             with classified():
                 await self.sandbox.take_snapshot(_STOPPED)
@@ -257,13 +297,15 @@ class SandboxMachine:
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST, f"the sandbox service cannot end processes: {error.detail}"
             ) from error.__cause__
-        if self._inside:  # the tunnels reopen by themselves, and what comes next needs them
-            wait = until_listening(sorted(self._inside))
+        if self._reverse:  # the tunnels reopen by themselves, and what comes next needs them
+            wait = until_listening(sorted(tunnel.port for tunnel in self._reverse))
             back = await self.run(wait, timeout=CLEAN_UP_SECONDS, cwd="/", user="root")
             if back.returncode != 0:
                 raise InfrastructureError(
                     AbortCause.SANDBOX_UNAVAILABLE, f"no tunnel came back after a restore: {back.output}"
                 )
+            for tunnel, interrupted in before.items():
+                tunnel.interrupted = interrupted
 
     @asynccontextmanager
     async def forward(self, port: int) -> AsyncIterator[str]:
@@ -273,20 +315,21 @@ class SandboxMachine:
             yield tunnel.url
         finally:
             await tunnel.close()
+        _insist_held(tunnel, asks_again=False)
 
     @asynccontextmanager
-    async def reverse(self, port: int, inside: int = 0) -> AsyncIterator[AsyncTunnel]:
+    async def reverse(
+        self, port: int, inside: int = 0, *, asks_again: bool = False
+    ) -> AsyncIterator[AsyncTunnel]:
         with classified():
             tunnel = await self.sandbox.reverse(inside, port).open()
-        self._inside.add(tunnel.port)
+        self._reverse.add(tunnel)
         try:
             yield tunnel
         finally:
-            self._inside.discard(tunnel.port)
+            self._reverse.discard(tunnel)
             await tunnel.close()
-        if tunnel.error is not None:
-            with classified():
-                raise tunnel.error
+        _insist_held(tunnel, asks_again=asks_again)
 
 
 class SandboxFactory:

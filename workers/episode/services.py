@@ -25,6 +25,9 @@ LOG, ENDED = "/tmp/orchard-service.log", "/tmp/orchard-service.ended"
 _SOCKETS = "cat /proc/net/tcp /proc/net/tcp6"
 _LISTENING = re.compile(r"^ *\d+: 0+:([0-9A-F]{4}) [0-9A-F]+:0000 0A ", re.MULTILINE)
 """A socket that listens at all addresses; its port in hexadecimal."""
+_ENDED = (AbortCause.SANDBOX_DIED, AbortCause.SANDBOX_OUT_OF_MEMORY)
+_ASKED = 30.0
+"""Seconds that a sandbox has to show that it lives."""
 _LAST = 400
 """Characters of a program's output that an error shows."""
 
@@ -46,6 +49,12 @@ class RunningServices:
     def sandbox(self, name: str) -> Machine | None:
         return next((each.machine for each in self._running if each.service.names[0] == name), None)
 
+    async def insist_alive(self) -> None:
+        """Raises InfrastructureError if the sandbox of one has ended. What became of the program in it is not
+        asked: the agent may have ended that."""
+        for each in self._running:
+            await each.machine.run("true", timeout=_ASKED, cwd="/", user="root")
+
     async def start(self, service: TaskService, machine: Machine, stack: AsyncExitStack) -> None:
         """Starts one in its sandbox, until the stack closes."""
         await stack.enter_async_context(self.reached_from(machine))
@@ -60,13 +69,20 @@ class RunningServices:
 
     @asynccontextmanager
     async def reached_from(self, machine: Machine) -> AsyncIterator[None]:
-        """Gives a sandbox the names and ports of those that run."""
-        async with AsyncExitStack() as stack:
-            for port, here in self._ports().items():
-                await stack.enter_async_context(machine.reverse(here, port))
-            if self._running:
-                await self._name(machine)
-            yield
+        """Gives a sandbox the names and ports of those that run. Whoever works in it learns of its end there,
+        and whose doing that is, so it is no failure of the lines that ended with it."""
+        over = False
+        try:
+            async with AsyncExitStack() as stack:
+                for port, here in self._ports().items():
+                    await stack.enter_async_context(machine.reverse(here, port))
+                if self._running:
+                    await self._name(machine)
+                yield
+                over = True
+        except InfrastructureError as error:
+            if not over or error.cause not in _ENDED:
+                raise
 
     def _ports(self) -> dict[int, int]:
         """Raises INVALID_REQUEST for two services at one port."""
@@ -113,7 +129,9 @@ async def beside(task: Task, machine: Machine, open_sandbox: Open) -> AsyncItera
     """Runs the task's services, as `machine` can reach them, while the block lasts.
 
     Raises as `failed_set_up` says, with TASK_BROKEN, for a service that does not become ready, and
-    INVALID_REQUEST for two at one port.
+    INVALID_REQUEST for two at one port. Raises InfrastructureError at the block's end, as for any lost
+    sandbox, if that of a service has ended before, or a line to one did not hold: then whatever the block has
+    found out, even that the task is broken, may be the loss's doing.
     """
     if not task.services:
         yield
@@ -125,7 +143,13 @@ async def beside(task: Task, machine: Machine, open_sandbox: Open) -> AsyncItera
             await services.start(service, own, stack)
         await stack.enter_async_context(services.reached_from(machine))
         machine.services = services
-        yield
+        try:
+            yield
+        except InfrastructureError as error:
+            if not error.retryable:
+                await services.insist_alive()
+            raise
+        await services.insist_alive()
 
 
 async def _start(task: Task, service: TaskService, machine: Machine) -> None:

@@ -23,6 +23,9 @@ class Totals(msgspec.Struct, kw_only=True):
     """Calls whose cost is not known."""
     seconds_llm: float = 0.0
     seconds_commands: float = 0.0
+    seconds_beside: float = 0.0
+    """Seconds of a program by its clock, less those of its calls: its own work, or negative if calls
+    overlapped."""
     seconds_waiting: float = 0.0
     """Seconds spent on places at the endpoint, on tries that failed, and on answers that did not come."""
     model_kind: ModelKind | None = None
@@ -49,9 +52,9 @@ class Totals(msgspec.Struct, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """Seconds that the agent itself has used: thinking and commands, without queues, retries and
-        storage."""
-        return self.seconds_llm + self.seconds_commands
+        """Seconds that the agent itself has used, without queues, retries and storage: thinking and commands,
+        or what a program's clock says."""
+        return self.seconds_llm + self.seconds_commands + self.seconds_beside
 
     def __add__(self, other: "Totals") -> "Totals":
         oracle = ModelKind.ORACLE in (self.model_kind, other.model_kind)
@@ -65,6 +68,7 @@ class Totals(msgspec.Struct, kw_only=True):
             unpriced=self.unpriced + other.unpriced,
             seconds_llm=self.seconds_llm + other.seconds_llm,
             seconds_commands=self.seconds_commands + other.seconds_commands,
+            seconds_beside=self.seconds_beside + other.seconds_beside,
             seconds_waiting=self.seconds_waiting + other.seconds_waiting,
             model_kind=ModelKind.ORACLE if oracle else self.model_kind or other.model_kind,
         )

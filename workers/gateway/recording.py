@@ -19,10 +19,12 @@ from orchard.schemas.identity import canonical
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
+from orchard.workers.episode.agent_clock import AgentClock, CallTime
 from orchard.workers.episode.budgets import spent, time_left
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.episode.pictures import Picture, picture_of_url
 from orchard.workers.episode.prompts import ModelPrompt
+from orchard.workers.episode.totals import Totals
 from orchard.workers.gateway.call_kinds import ProgramText, Root, delegates, kind_of, quotes, root_of
 from orchard.workers.gateway.forest import Forest
 from orchard.workers.gateway.upstream import messages_of, sampling_of
@@ -46,6 +48,7 @@ _MESSAGE = 1000
 """Bytes that a message takes in addition to its text."""
 _MOST_TYPES = 50
 """Maximum types of parts that a call counts by name; the rest is counted as `other`."""
+_LONGEST_SLEEP = 3600.0
 _OWN = (CallKind.MAIN, CallKind.COMPACTION)
 """Kinds of calls whose replies may end the rollout."""
 
@@ -166,6 +169,7 @@ class Recording:
         self._offered: set[bytes] = set()
         """Canonical tool lists that are already recorded."""
         self._main: Root | None = None
+        self.start_clock()
         self._recorded = 0
         self._flying = 0
         self._given_up = False
@@ -183,6 +187,35 @@ class Recording:
         """What ran out, if a call was rejected for it and none was answered since. None if the program's own
         end decides."""
         return self._over or (ExitStatus.TOKEN_LIMIT if self._too_long else None)
+
+    def start_clock(self) -> None:
+        """Lets the program's clock begin now, and not with the recording."""
+        self._clock, self._before = AgentClock(), self._trace.own.seconds
+
+    def stop_clock(self) -> None:
+        """Adds what the clock says to what the rollout has used, once the program has ended."""
+        self._totals()
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds of the wall clock that the program has left; infinite without one."""
+        return time_left(self._totals(), self._budget)
+
+    async def out_of_time(self) -> None:
+        """Returns when the wall clock has run out. A call under way has its own share of it, and only its end
+        says how much it took."""
+        while self._flying or (left := self.seconds_left) > 0:
+            if self._flying:
+                await self._landed.wait()
+            else:
+                await asyncio.sleep(min(left, _LONGEST_SLEEP))
+
+    def _totals(self) -> Totals:
+        """Returns what the rollout has used, and the program's time by its clock: calls side by side take no
+        more time than one."""
+        own = self._trace.own
+        own.seconds_beside += self._before + self._clock.seconds - own.seconds
+        return self._trace.totals
 
     @property
     def unanswered(self) -> bool:
@@ -212,10 +245,11 @@ class Recording:
         """
         await self._take_slot()
         try:
-            question = await self._to_its_end(self._asked(ask, headers))
-            ask = msgspec.structs.replace(ask, messages=())  # what the model reads is in the tree
-            completion = await self._completion(ask, question)
-            await self._to_its_end(self._answered(question, completion))
+            with self._clock.call() as timed:
+                question = await self._to_its_end(self._asked(ask, headers))
+                ask = msgspec.structs.replace(ask, messages=())  # what the model reads is in the tree
+                completion = await self._completion(ask, question, timed)
+                await self._to_its_end(self._answered(question, completion))
         except CallRejected:
             raise
         except Exception as error:
@@ -232,7 +266,7 @@ class Recording:
         while True:
             if self._failure is not None:
                 raise CallRejected(CallError.UNAVAILABLE)
-            self._over = self._over or spent(self._trace.totals, self._budget)
+            self._over = self._over or spent(self._totals(), self._budget)
             if self._over is not None:
                 raise CallRejected(CallError.BUDGET, f"{CallError.BUDGET.value}: {self._over.value}")
             steps = self._budget.steps
@@ -305,26 +339,29 @@ class Recording:
                 return node, False
         return None, False
 
-    async def _completion(self, ask: ProgramRequest, question: _Question) -> Completion:
+    async def _completion(self, ask: ProgramRequest, question: _Question, timed: CallTime) -> Completion:
         spec, fields = sampling_of(ask, self.spec)
         own = question.kind in _OWN
-        asked = time.monotonic()
+        asked, wall = time.monotonic(), self.seconds_left
         try:
-            return await self._model.complete(
+            completion = await self._model.complete(
                 spec,
                 messages_of(question.prompt.messages, self._images),
                 list(ask.tools),
                 seed=self._seed,
                 timeout=self._timeout,
-                wall=time_left(self._trace.totals, self._budget),
+                wall=wall,
                 fields=fields,
             )
+            timed.worked(completion.seconds)
+            return completion
         except asyncio.CancelledError:
             self._given_up = True
             self._trace.waited(time.monotonic() - asked)
             raise
         except OutOfTime:
             self._over = ExitStatus.UNANSWERED
+            timed.worked(wall)
             self._trace.waited(time.monotonic() - asked)
             raise CallRejected(CallError.BUDGET, f"{CallError.BUDGET.value}: {self._over.value}") from None
         except ContextLengthExceeded as error:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 from orchard.schemas.campaigns import Budget, ModelSpec, Takeover, Timeouts, acting
@@ -36,6 +37,8 @@ class Episode:
     trace: MessageTree
     budget: Budget
     timeouts: Timeouts
+    seconds: float = inf
+    """Most seconds that the harness can take, waiting included, so that what follows has its time too."""
     seed: int
     """Passed to the endpoint as `seed`; derived from the rollout id, so every sample differs and repeats."""
     history: tuple[MessageNode, ...] = ()

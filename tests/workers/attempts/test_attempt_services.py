@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from orchard.schemas.events import RolloutFinished, payload
+from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import StageChecks, StateCheck, Task, TaskService, TaskStage
 from orchard.streams.server import EmbeddedServer
-from tests.attempts_world import world
+from orchard.workers.attempts import retries
+from tests.attempts_world import QUICK_RETRIES, world
 from tests.tiny_tasks import tiny_service
 
 pytestmark = pytest.mark.long
@@ -42,6 +44,72 @@ async def test_the_agent_reaches_services_by_name(nats_server: EmbeddedServer, t
             outcome = payload((await place.outcomes(rollout))[rollout])
         assert isinstance(outcome, RolloutFinished) and outcome.resolved, outcome
         assert not await place.sandboxes.list_sandboxes()
+
+
+ENDS = """
+import http.server, os
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/crash":
+            os._exit(1)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"kept")
+http.server.HTTPServer(("", 8000), Handler).serve_forever()
+"""
+KEPT = "python3 -c \"import urllib.request as u; assert u.urlopen('http://keeps:8000').read() == b'kept'\""
+
+
+def _keeping() -> Task:
+    keeps = TaskService(names=("keeps",), image="host", argv=("python3", "-c", ENDS), ports=(8000,))
+    return Task(
+        task_id="keep",
+        source="x",
+        repo="x",
+        image="host",
+        statement="?",
+        grading=StateCheck(files={}, command=f"{KEPT} && [ -e /tmp/done ]", check_in="agent"),
+        workdir="/tmp",
+        setup_commands=("git init -q .",),
+        services=(keeps,),
+    )
+
+
+async def test_a_service_whose_sandbox_is_lost_during_the_agents_work_is_not_the_agents_failure(
+    nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
+    async with (
+        tiny_service(tmp_path / "state") as service,
+        world(nats_server.url, service.url, tmp_path / "store", ("touch done",)) as place,
+    ):
+
+        async def lose(_: int) -> None:
+            del place.model.hooks[2]
+            (lost,) = await place.sandboxes.list_sandboxes({"purpose": "rollout-keeps"})
+            await place.sandboxes.delete_sandbox(lost.sandbox_id)
+
+        place.model.hooks[2] = lose
+        (rollout,) = await place.submit(_keeping())
+        async with place.working():
+            outcome = payload((await place.outcomes(rollout))[rollout])
+        assert [each.cause for each in await place.released()] == [AbortCause.SANDBOX_DIED]
+        assert isinstance(outcome, RolloutFinished) and outcome.resolved, outcome
+
+
+async def test_a_service_that_the_agent_crashes_is_the_agents_doing(
+    nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    crash = "python3 -c \"import urllib.request as u; u.urlopen('http://keeps:8000/crash')\"; touch done"
+    async with (
+        tiny_service(tmp_path / "state") as service,
+        world(nats_server.url, service.url, tmp_path / "store", (crash,)) as place,
+    ):
+        (rollout,) = await place.submit(_keeping())
+        async with place.working():
+            outcome = payload((await place.outcomes(rollout))[rollout])
+        assert isinstance(outcome, RolloutFinished), outcome
+        assert (outcome.reward, outcome.resolved) == (-1.0, False)
 
 
 COUNTS = """

@@ -5,13 +5,14 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
 
 from orchard.schemas.events import RolloutFinished, payload
-from orchard.schemas.tasks import SWETests
+from orchard.schemas.tasks import CheckSandbox, StateCheck, SWETests, Task, TaskService
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
 from tests.attempts_world import QUICK_RETRIES, SECONDS, World, world
@@ -20,6 +21,9 @@ from tests.tiny_tasks import tiny_service, tiny_task
 
 REPAIR = "sed -i 's/left - right/left + right/' arithmetic/mod_1.py"
 EAT = "python3 -c 'bytearray(2**30)'"
+SITE = TaskService(
+    names=("site",), image="host", argv=("python3", "-m", "http.server", "8000"), ports=(8000,)
+)
 ATTEMPTS = "select ending from attempts order by attempt"
 
 
@@ -59,10 +63,11 @@ async def test_a_command_that_eats_all_memory_is_seen_by_the_model_and_buys_noth
 
 
 @pytest.mark.long
-async def test_a_sandbox_that_is_ended_by_its_limit_is_an_outcome(place: World) -> None:
+@pytest.mark.parametrize("services", [msgspec.UNSET, (SITE,)], ids=["alone", "with a service"])
+async def test_a_sandbox_that_is_ended_by_its_limit_is_an_outcome(place: World, services: Any) -> None:
     # Files are counted at once, or within a minute where others freed as much meanwhile.
     place.model.commands = ("head -c 300M /dev/zero > big; sleep 90",)
-    (rollout,) = await place.submit(tiny_task(1))
+    (rollout,) = await place.submit(msgspec.structs.replace(tiny_task(1), services=services))
     async with place.working():
         outcome = await finished(place, rollout)
     assert (outcome.exit_status.value, outcome.status.value) == ("sandbox_lost", "truncated")
@@ -124,6 +129,32 @@ async def test_where_the_gold_patch_needs_more_memory_too_the_task_gets_it(place
         ("released", "sandbox_out_of_memory"),
         ("completed", None),
     ]
+
+
+@pytest.mark.long
+async def test_where_a_checks_own_sandbox_runs_out_of_memory_that_grows(place: World) -> None:
+    """As much as the agent's does, which is smaller."""
+    hungry = "python3 -c 'bytearray(200 * 2**20)' && [ -e /tmp/done ]"
+    own = CheckSandbox(image="host", memory="128Mi", artifacts=("/tmp/done",))
+    task = Task(
+        task_id="hungry",
+        source="x",
+        repo="x",
+        image="host",
+        statement="?",
+        memory="64Mi",
+        grading=StateCheck(files={}, command=hungry, sandbox=own),
+        workdir="/tmp",
+        setup_commands=("git init -q .",),
+    )
+    place.model.commands = ("touch done",)
+    (rollout,) = await place.submit(task, max_tries=2)
+    async with place.working():
+        outcome = await finished(place, rollout)
+    assert outcome.resolved
+    sizes = "select distinct attempt, json_extract_string(payload, '$.memory') as memory from events "
+    rows = await place.rows(f"{sizes} where type = 'sandbox.created' order by attempt, memory desc")
+    assert rows == [(1, "64Mi"), (1, "128Mi"), (2, "256Mi"), (2, "128Mi")]
 
 
 async def first_process_ended(line: bytes) -> None:

@@ -3,8 +3,9 @@
 import asyncio
 import io
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -161,6 +162,81 @@ async def test_all_processes_end_and_the_files_stay(machine: SandboxMachine) -> 
     await machine.end_processes()
     seen = await machine.run("cat /workspace/x; grep -lsa ^lasting /proc/[0-9]*/cmdline", timeout=10, cwd="/")
     assert seen.output == "kept\n"
+
+
+@asynccontextmanager
+async def silent_server() -> AsyncIterator[tuple[int, asyncio.Event]]:
+    """Its port, and whether a question came; none is answered."""
+    asked = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.readline() == b"question\n"
+        asked.set()
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1") as server:
+        yield server.sockets[0].getsockname()[1], asked
+
+
+async def ask(machine: SandboxMachine, port: int, asked: asyncio.Event) -> None:
+    question = f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo question >&3 && cat <&3"
+    await machine.sandbox.start(["bash", "-c", question])
+    await asyncio.wait_for(asked.wait(), 30)
+
+
+@pytest.mark.parametrize("asks_again", [False, True])
+async def test_a_line_that_broke_under_a_question_is_raised_unless_its_program_asks_again(
+    service: Service, machine: SandboxMachine, asks_again: bool
+) -> None:
+    async def lost_line() -> None:
+        async with (
+            silent_server() as (here, asked),
+            machine.reverse(here, asks_again=asks_again) as tunnel,
+        ):
+            await ask(machine, tunnel.port, asked)
+            service.kill()
+            await asyncio.to_thread(service.start)
+            while not tunnel.breaks:
+                await machine.run("true", timeout=10, cwd="/")
+
+    if asks_again:
+        await lost_line()
+        return
+    with pytest.raises(InfrastructureError, match="waited for an answer") as raised:
+        await lost_line()
+    assert (raised.value.cause, raised.value.retryable) == (AbortCause.SANDBOX_UNAVAILABLE, True)
+
+
+async def test_a_line_that_breaks_under_no_question_or_by_our_own_restore_is_none_that_was_lost(
+    service: Service, machine: SandboxMachine
+) -> None:
+    async with silent_server() as (here, asked), machine.reverse(here) as tunnel:
+        await ask(machine, tunnel.port, asked)
+        await machine.end_processes()
+        assert tunnel.breaks == 1
+        service.kill()
+        await asyncio.to_thread(service.start)
+        while tunnel.breaks < 2:
+            await machine.run("true", timeout=10, cwd="/")
+
+
+async def test_a_line_whose_sandbox_is_lost_is_raised(machine: SandboxMachine) -> None:
+    with pytest.raises(InfrastructureError) as reverse:
+        async with machine.reverse(8000) as tunnel:
+            with pytest.raises(InfrastructureError) as forward:
+                async with machine.forward(8000) as url:
+                    await machine.sandbox.delete()
+                    with suppress(SandboxError):
+                        await tunnel.wait()
+                    async with asyncio.timeout(30):
+                        with pytest.raises(ConnectionRefusedError):  # it listens until it has ended
+                            while True:
+                                _, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+                                writer.close()
+                                await asyncio.sleep(0)
+    assert [raised.value.cause for raised in (forward, reverse)] == [AbortCause.SANDBOX_DIED] * 2
 
 
 async def test_a_sandbox_that_is_gone_is_an_infrastructure_failure(machine: SandboxMachine) -> None:

@@ -11,7 +11,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.schemas.campaigns import Budget
+from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.events import RolloutAborted, RolloutFinished, payload
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
 from orchard.streams.server import EmbeddedServer
@@ -25,6 +25,7 @@ from orchard.workers.harnesses.programs.runner import ProgramHarness
 from tests.attempts_world import QUICK_RETRIES, SECONDS, World, world
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import tiny_service, tiny_task
+from tests.workers.conftest import MovedTime
 from tests.workers.harnesses.tiny_program import ACP_PROGRAM, PROGRAM, install_tiny
 
 FILES = directory("tiny")
@@ -135,22 +136,83 @@ async def test_a_program_that_is_killed_by_its_model_is_graded(place: World) -> 
 
 
 @pytest.mark.long
-async def test_a_program_that_takes_too_long_is_truncated_and_graded(
-    place: World, monkeypatch: pytest.MonkeyPatch
+async def test_a_program_that_takes_too_long_is_stopped_and_graded(place: World) -> None:
+    place.model.commands = (FIX, "sleep 600")
+    data = await _outcome(place, budget=Budget(steps=5, wall_seconds=10.0))
+    assert isinstance(data, RolloutFinished), data
+    assert (data.exit_status, data.reward, data.turns) == (ExitStatus.TIME_LIMIT, 1.0, 2)
+
+
+@pytest.mark.long
+async def test_what_an_endpoint_refuses_takes_no_time_of_a_program(
+    place: World, moved_time: MovedTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, limits = SandboxMachine.run, []
 
-    async def stopped(machine: SandboxMachine, command: str, **options: Any) -> CommandOutcome:
-        outcome = await run(machine, command, **options)
-        if f"{FILES}/bin/tiny" not in command:
-            return outcome
-        limits.append(options["timeout"])
-        return msgspec.structs.replace(outcome, returncode=-1, timed_out=True)
+    async def seen(machine: SandboxMachine, command: str, **options: Any) -> CommandOutcome:
+        if f"{FILES}/bin/tiny" in command:
+            limits.append(options["timeout"])
+        return await run(machine, command, **options)
 
-    monkeypatch.setattr(SandboxMachine, "run", stopped)
-    data = await _outcome(place, budget=Budget(steps=5, wall_seconds=12.0))
+    def refuse() -> web.Response:
+        moved_time.move(60.0)
+        if place.model.refused == 2:
+            place.model.refuses = None
+        return web.json_response({"error": {"message": "busy"}}, status=429, headers={"Retry-After": "0"})
+
+    monkeypatch.setattr(SandboxMachine, "run", seen)
+    place.model.refuses = refuse
+    data = await _outcome(place, budget=Budget(steps=5, wall_seconds=50.0))
     assert isinstance(data, RolloutFinished), data
-    assert (data.exit_status, data.reward, limits) == (ExitStatus.TIME_LIMIT, 1.0, [12.0])
+    assert (data.exit_status, data.reward, data.turns) == (ExitStatus.FINISHED, 1.0, 2)
+    assert data.seconds_waiting is not None and data.seconds_waiting >= 120.0
+    (limit,) = limits
+    assert limit > 50.0, "the command may take longer than the program's own time"
+
+
+@pytest.mark.long
+async def test_a_program_that_waited_for_its_model_for_the_whole_rollout_is_no_outcome(place: World) -> None:
+    """Another rollout has the endpoint's only place, so it has used nothing of its own time."""
+    held, released = asyncio.Event(), asyncio.Event()
+
+    async def hold(_: int) -> None:
+        held.set()
+        await released.wait()
+
+    place.model.hooks[1] = hold
+    short = Timeouts(command=1.0, creation=5.0, shutdown=1.0, grading=5.0, rollout=20.0)
+    async with place.working(slots=2, concurrency=1):
+        (first,) = await place.submit(tiny_task(1), name="first", harnesses=("tiny",), max_tries=1)
+        await asyncio.wait_for(held.wait(), SECONDS)
+        (second,) = await place.submit(
+            tiny_task(1), name="second", harnesses=("tiny",), max_tries=1, timeouts=short
+        )
+        data = payload((await place.outcomes(second))[second])
+        released.set()
+        await place.outcomes(first)
+    assert isinstance(data, RolloutAborted), data
+    assert (data.cause, data.llm_calls) == (AbortCause.ROLLOUT_TIMEOUT, 0)
+    assert "waited so long for its model" in data.detail
+
+
+@pytest.mark.long
+async def test_a_program_that_ends_well_because_its_line_broke_under_a_call_has_not_ended_well(
+    place: World, installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made in another attempt, where the line holds."""
+    gives_up = "$layer/bin/tiny $home/settings.json; exit 0"
+    _known(monkeypatch, _changed(command=("sh", "-c", gives_up)))
+
+    async def lose_line(_: int) -> None:
+        del place.model.hooks[2]
+        await asyncio.to_thread(installed.service.replace_orchestrator)
+        await asyncio.Event().wait()
+
+    place.model.hooks[2] = lose_line
+    data = await _outcome(place, max_tries=2)
+    assert [each.cause for each in await place.released()] == [AbortCause.SANDBOX_UNAVAILABLE]
+    assert isinstance(data, RolloutFinished), data
+    assert (data.exit_status, data.reward) == (ExitStatus.FINISHED, 1.0)
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ import asyncio
 import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 
 from orchard.schemas.decoding import Unreadable, decode_text
@@ -50,7 +51,7 @@ class ProgramHarness(Harness):
         program, machine, task = with_client(self.program), episode.machine, episode.task
         async with (
             episode.door() as door,
-            machine.reverse(door.port) as tunnel,
+            machine.reverse(door.port, asks_again=True) as tunnel,
             self._world(episode, program) as mcp,
         ):
             words = {
@@ -70,7 +71,9 @@ class ProgramHarness(Harness):
             if isinstance(task.user, str):  # whose the files are to be
                 own = f"mkdir -p {HOME} && chown -R {shlex.quote(task.user)} {HOME}"
                 await machine.run(own, timeout=episode.timeouts.command, cwd="/", user="root")
+            door.recording.start_clock()
             outcome = await self._executed(program, episode, words, door.recording)
+            door.recording.stop_clock()
             door.recording.check()
             status = self._status(outcome, door.recording, tunnel)
         if episode.world is not None:
@@ -103,27 +106,32 @@ class ProgramHarness(Harness):
     async def _executed(
         self, program: Program, episode: Episode, words: dict[str, str], recording: Recording
     ) -> CommandOutcome:
-        """Runs the program until it ends or its model cannot be reached any more."""
-        task = episode.task
+        """Runs the program until it ends, its wall clock has run out, or its model cannot be reached any
+        more. What it waits for its model takes nothing of the wall clock, so the command has longer."""
+        task, stop = episode.task, asyncio.Event()
         environment = {name: filled(value, words) for name, value in program.environment.items()}
         running = asyncio.create_task(
             episode.machine.run(
                 f"mkdir -p {HOME} && exec " + shlex.join(filled(word, words) for word in program.command),
-                timeout=episode.budget.wall_seconds or episode.timeouts.rollout,
+                timeout=max(episode.budget.wall_seconds, min(episode.seconds, episode.timeouts.rollout)),
                 cwd=task.workdir,
                 env=task.environment | environment,
                 stdin=filled(program.stdin, words),
+                stop=stop,
             )
         )
         failing = asyncio.create_task(recording.failed.wait())
+        ending = asyncio.create_task(recording.out_of_time())
         try:
-            await asyncio.wait({running, failing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({running, failing, ending}, return_when=asyncio.FIRST_COMPLETED)
             if failing.done():
                 recording.check()
+            if ending.done():
+                stop.set()
             return await running
         finally:
-            await end(failing)
-            await end(running)
+            for each in (ending, failing, running):
+                await end(each)
 
     def _status(self, outcome: CommandOutcome, recording: Recording, tunnel: ReverseTunnel) -> ExitStatus:
         """Returns how the program ended. Raises InfrastructureError if neither it nor its model was the
@@ -131,6 +139,18 @@ class ProgramHarness(Harness):
         tail = outcome.output.strip()[-_TAIL:]
         if recording.ended is not None:
             return recording.ended
+        if tunnel.breaks and recording.unanswered:
+            raise InfrastructureError(
+                AbortCause.SANDBOX_UNAVAILABLE,
+                f"{self.name} lost its line to the model under a call and ended with status "
+                f"{outcome.returncode}: {tail}",
+            )
+        if outcome.timed_out and 0 < recording.seconds_left < inf:
+            raise InfrastructureError(
+                AbortCause.ROLLOUT_TIMEOUT,
+                f"{self.name} waited so long for its model that the rollout's time was over, and "
+                f"{recording.seconds_left:.0f} s of its own were left: raise timeouts.rollout",
+            )
         if outcome.timed_out and recording.unanswered:
             return ExitStatus.UNANSWERED
         if not recording.leaf:

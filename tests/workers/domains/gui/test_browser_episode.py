@@ -1,24 +1,28 @@
 """Rollouts in a browser: real queue, real sandboxes, real Chromium, a scripted model; pictures in the log."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
+from orchard.injector.tunnels import AsyncTunnel
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.events import RolloutAborted, RolloutFinished, payload
 from orchard.schemas.gui import GuiSubmission
-from orchard.schemas.outcomes import ExitStatus
+from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
 from orchard.workers.domains.gui.browser import prompts
 from orchard.workers.domains.gui.browser import world as browser_world
+from orchard.workers.domains.gui.browser.launching import SITE_PORT
 from tests.attempts_world import QUICK_RETRIES, World, world
 from tests.gui_cases import NOTE
-from tests.gui_world import ORIGIN, STEPS, Call, Clicker, HandMade, browser_processes, gui_task
+from tests.gui_world import ORIGIN, PAGES, STEPS, Call, Clicker, HandMade, browser_processes, gui_task
 from tests.sandbox_service import LocalService
 
 PLAN: dict[str, Any] = {"harnesses": ("browser",), "timeouts": Timeouts(), "max_tries": 1}
@@ -225,3 +229,51 @@ async def test_a_browser_that_is_killed_costs_an_attempt_and_a_page_that_crashes
         f"Succeed: `goto_url` {ORIGIN}/ executed.{NOTE}",
     ]
     assert browser_processes(service) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["while a page loads", "before a page loads"])
+async def test_a_page_that_did_not_load_because_the_sites_line_broke_is_seen_by_nobody(
+    place: World, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The model saw a network error; another attempt is made, where the line holds."""
+    breaks = iter([True])
+
+    def site_line() -> AsyncTunnel:
+        return next(each for each in place.sandboxes._transport.tunnels if each.port == SITE_PORT)
+
+    async def lose_line() -> None:
+        if next(breaks, False):
+            line = site_line()
+            assert line._line is not None
+            if when == "before a page loads":
+                line._dial = held(line._dial)
+            await line._line.close()
+
+    opened = asyncio.Event()
+
+    def held(dial: Callable[[str], Awaitable[Any]]) -> Callable[[str], Awaitable[Any]]:
+        async def later(query: str) -> Any:
+            await opened.wait()
+            return await dial(query)
+
+        return later
+
+    async def said(_: web.Request) -> web.Response:
+        if when == "while a page loads":
+            await lose_line()
+        return web.Response(text="<title>Said</title>", content_type="text/html")
+
+    async def before(_: int) -> None:
+        if when == "before a page loads":
+            await lose_line()
+
+    async def after(_: int) -> None:
+        opened.set()
+
+    monkeypatch.setattr(browser_world, "open_site", lambda _: HandMade({**PAGES, "/said": said}))
+    place.model.hooks = {2: before, 3: after}
+    data = await _outcome(place, max_tries=2)
+    assert [each.cause for each in await place.released()] == [AbortCause.SANDBOX_UNAVAILABLE]
+    assert isinstance(data, RolloutFinished), data
+    assert (data.exit_status, data.reward) == (ExitStatus.FINISHED, 1.0)

@@ -131,7 +131,7 @@ class Browsers:
         """Starts missing spares, and deletes those whose shape nobody needs any more."""
         try:
             for name in [name for name, given in self._given.items() if given.tabs.ended]:
-                await self._given.pop(name).stack.aclose()  # its attempt ended before its world was open
+                await _closed(self._given.pop(name))  # its attempt ended before its world was open
             while (shape := self._wanted) is not None and self._spare:
                 for kept in [each for each in self._waiting if each[0] != shape or each[1].tabs.ended]:
                     self._waiting.remove(kept)
@@ -170,12 +170,20 @@ class Browsers:
 
     async def _give_up(self, started: _Started) -> None:
         try:
-            await started.stack.aclose()
+            await _closed(started)
         finally:
             try:
                 await started.sandbox.delete()
             except SandboxError as error:
                 log.warning("a spare browser is left to its time-to-live: %s", error)
+
+
+async def _closed(started: _Started) -> None:
+    """Closes what leads to a browser that nobody uses: that its sandbox is lost harms no attempt."""
+    try:
+        await started.stack.aclose()
+    except InfrastructureError as error:
+        log.info("a spare browser was lost: %s", error)
 
 
 @asynccontextmanager

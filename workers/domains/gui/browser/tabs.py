@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.domains.gui.browser import page_scripts
@@ -31,6 +32,7 @@ ATTACHING_SECONDS = 10.0
 MOST_FRAMES = 20
 """Maximum frames of a page that are watched for changes."""
 _MOST_SAID = 200
+_UNREACHED = ("net::ERR_CONNECTION_", "net::ERR_EMPTY_RESPONSE", "net::ERR_SOCKET_NOT_CONNECTED")
 
 CRASHED = "the page crashed; open an address or go to another tab"
 
@@ -170,6 +172,8 @@ class Tabs:
         """Kind and text of dialogs accepted since the last look."""
         self.silent = 0
         """Number of tabs closed since the last look because their page hung."""
+        self.unreached: set[str] = set()
+        """Hosts, with their ports, that a page did not reach: no connection, or one that was lost."""
         self._changed = asyncio.Event()
         self._attaching: dict[asyncio.Task[None], float] = {}
         """Start times by task of attaching to pages that opened."""
@@ -195,6 +199,7 @@ class Tabs:
         browser.on("disconnected", lambda _: self._end())
         self.context.on("page", self._arrived)
         self.context.on("dialog", self._accept)
+        self.context.on("requestfailed", self._failed)
         await self.context.add_init_script(f"({page_scripts.PICKERS})()")
         await self.add()
         if not self.open:
@@ -372,6 +377,10 @@ class Tabs:
             self.dialogs.append((dialog.type, dialog.message[:_MOST_SAID]))
         with contextlib.suppress(Error):  # its page is gone
             await dialog.accept(dialog.default_value)
+
+    def _failed(self, request: "Request") -> None:
+        if (request.failure or "").startswith(_UNREACHED):
+            self.unreached.add(urlsplit(request.url).netloc)
 
     def _end(self) -> None:
         self._ended.set()

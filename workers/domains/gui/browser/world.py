@@ -46,10 +46,10 @@ class BrowserWorld:
     @asynccontextmanager
     async def open(self, settings: GuiWorld, opening: WorldContext) -> "AsyncIterator[BrowserAttempt]":
         async with AsyncExitStack() as stack:
-            site = None
+            site = line = None
             if settings.site is not None:
                 site = await stack.enter_async_context(_site(settings.site, opening.task))
-                await stack.enter_async_context(opening.machine.reverse(site.port, SITE_PORT))
+                line = await stack.enter_async_context(opening.machine.reverse(site.port, SITE_PORT))
             own = await opening.shared.of(browsers)
             tabs = await stack.enter_async_context(own.opened(opening.machine, settings))
             attempt = BrowserAttempt(settings, tabs, site, own.refill)
@@ -57,6 +57,11 @@ class BrowserWorld:
                 await stack.enter_async_context(window(opening.seed, site, attempt.evaluate))
             await attempt.begin()
             yield attempt
+            if site is not None and line is not None and line.breaks and site.host in tabs.unreached:
+                raise InfrastructureError(
+                    AbortCause.SANDBOX_UNAVAILABLE,
+                    f"the line to the task's site broke, and a page of {site.host} did not load",
+                )
 
 
 def _site(site: SiteSpec, task: Task) -> OpenSite:
