@@ -147,6 +147,11 @@ def is_own_error(headers: Mapping[str, str], body: bytes) -> bool:
         return False
 
 
+def is_own_refusal(headers: Mapping[str, str]) -> bool:
+    """The same of a WebSocket that was refused, of which no body can be read."""
+    return REASON_HEADER in headers or REQUEST_ID_HEADER in headers
+
+
 def detail_of(data: bytes) -> str:
     try:
         detail = msgspec.json.decode(data)["detail"]

@@ -26,6 +26,7 @@ from orchard.injector.errors import (
     detail_of,
     error_for,
     is_own_error,
+    is_own_refusal,
 )
 from orchard.injector.operations import API_KEY_HEADER, EVENTS, JSON, KEY, RAW, ApiOperation
 from orchard.injector.tunnels import AsyncTunnel
@@ -231,9 +232,9 @@ class Transport:
                 )
         except aiohttp.WSServerHandshakeError as error:
             headers = {} if error.headers is None else error.headers
-            if not is_own_error(headers, b""):
+            if not is_own_refusal(headers):
                 raise self._foreign(error.status, b"", f"no WebSocket to {path}") from error
-            reason = headers[REASON_HEADER]
+            reason = headers.get(REASON_HEADER)
             raise error_for(error.status, f"no WebSocket to {path}: {error.status}", reason) from error
 
     async def _check(self, reply: aiohttp.ClientResponse, media: str) -> None:

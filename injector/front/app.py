@@ -24,6 +24,7 @@ from orchard.injector.errors import (
     SandboxUnsupported,
     error_for,
     is_own_error,
+    is_own_refusal,
 )
 from orchard.injector.front.upstreams import LOOK_TIMEOUT, FrontSettings, Upstream, Upstreams
 from orchard.injector.operations import API_KEY_HEADER
@@ -238,9 +239,9 @@ class Front:
             )
         except aiohttp.WSServerHandshakeError as refused:
             said = {} if refused.headers is None else refused.headers
-            if not is_own_error(said, b""):
+            if not is_own_refusal(said):
                 raise _down([upstream]) from refused
-            reason = said[REASON_HEADER]
+            reason = said.get(REASON_HEADER, SandboxError.default_reason)
             detail = f"{upstream.name} does not open this WebSocket: {reason}"
             return _error(refused.status, detail, reason)
         except (aiohttp.ClientError, OSError) as error:

@@ -33,7 +33,8 @@ ISOLATED_GIT = {
 """Environment for git without the configuration of a machine or user, without hooks and monitors."""
 
 _LEFT_BEHIND = """\
-mkdir -p "$SCRATCH" && index="$(git rev-parse --git-path index)" && export GIT_INDEX_FILE="$SCRATCH/index" \
+rm -rf "$SCRATCH"; mkdir -p "$SCRATCH" && index="$(git rev-parse --git-path index)" \
+&& export GIT_INDEX_FILE="$SCRATCH/index" \
 && { [ ! -e "$index" ] || cp -p "$index" "$GIT_INDEX_FILE"; } && git add -A \
 && git -c diff.noprefix=false -c diff.mnemonicPrefix=false \
 diff --cached --binary --no-color --no-ext-diff --no-textconv "$BASE" > "$SCRATCH/left.diff" \

@@ -12,6 +12,10 @@ SOLUTION = "/tmp/orchard-solution"
 """Path of the script that solves a task graded in place."""
 
 
+class SetUpFailed(InfrastructureError):
+    """What a task runs before its agent failed."""
+
+
 async def prepare(task: Task, machine: Machine, timeout: float) -> None:
     """Runs the task's set-up commands, within `timeout` seconds for all of them. Raises as `failed_set_up`
     says if they fail: no model has done anything yet."""
@@ -25,7 +29,7 @@ async def prepare(task: Task, machine: Machine, timeout: float) -> None:
 
 def failed_set_up(
     task: Task, what: str, outcome: CommandOutcome, broken: AbortCause = AbortCause.INVALID_REQUEST
-) -> InfrastructureError:
+) -> SetUpFailed:
     """The error for what a task runs before its agent and that failed.
 
     It is `broken`, which no other attempt would mend, only where neither memory nor a busy machine nor a
@@ -34,12 +38,12 @@ def failed_set_up(
     ending = "ran out of time" if outcome.timed_out else f"exited with {outcome.returncode}"
     detail = f"{what} {ending}: {outcome.output[-300:]}"
     if outcome.out_of_memory:
-        return InfrastructureError(AbortCause.SANDBOX_OUT_OF_MEMORY, f"{detail} (memory ran out meanwhile)")
+        return SetUpFailed(AbortCause.SANDBOX_OUT_OF_MEMORY, f"{detail} (memory ran out meanwhile)")
     if outcome.timed_out:
-        return InfrastructureError(AbortCause.SANDBOX_UNAVAILABLE, f"{detail} (or the machine is too busy)")
+        return SetUpFailed(AbortCause.SANDBOX_UNAVAILABLE, f"{detail} (or the machine is too busy)")
     if asked(task) != SHUT:
-        return InfrastructureError(AbortCause.SANDBOX_UNAVAILABLE, f"{detail} (or the network failed it)")
-    return InfrastructureError(broken, detail)
+        return SetUpFailed(AbortCause.SANDBOX_UNAVAILABLE, f"{detail} (or the network failed it)")
+    return SetUpFailed(broken, detail)
 
 
 async def solve(task: Task, machine: Machine, timeout: float) -> None:

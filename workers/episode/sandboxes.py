@@ -61,6 +61,9 @@ LIMITS = {
     "disk_limit": AbortCause.SANDBOX_DIED,
 }
 """Reasons for the end of a sandbox that lie in what ran there, with the cause if that was not the agent."""
+DISK_FULL = "disk_full"
+"""Reason of a sandbox within its limits that was stopped as its host's disk was nearly full: what ran in it
+may have filled that disk."""
 EVICTED = "evicted"
 """Reason of a sandbox that its cluster took away."""
 _STOPPED = "orchard-stopped"
@@ -106,6 +109,8 @@ def classified() -> Iterator[None]:
     except SandboxError as error:
         if isinstance(error, SandboxFailed) and error.reason in LIMITS:
             raise LimitExceeded(LIMITS[error.reason], str(error)) from error
+        if isinstance(error, SandboxFailed) and error.reason == DISK_FULL:
+            raise EndedUnderCommand(cause_of(error), str(error)) from error
         if isinstance(error, SandboxFailed) and error.reason == EVICTED:
             raise SandboxEvicted(cause_of(error), str(error)) from error
         raise InfrastructureError(cause_of(error), str(error)) from error
@@ -232,7 +237,7 @@ class SandboxMachine:
             detail = f"sandbox {info.sandbox_id}: {info.status_message or job.error or 'it ended'}"
             if info.reason in LIMITS:
                 raise LimitExceeded(LIMITS[info.reason], detail)
-            if info.reason == SandboxFailed.default_reason:
+            if info.reason in (SandboxFailed.default_reason, DISK_FULL):
                 raise EndedUnderCommand(AbortCause.SANDBOX_DIED, detail)
             if info.reason == EVICTED:
                 raise SandboxEvicted(AbortCause.SANDBOX_DIED, detail)

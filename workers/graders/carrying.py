@@ -57,7 +57,7 @@ for link; do
 done' sh {} +"""
 """Removes links below its arguments that lead to nothing, or to what a process has open. The kernel follows
 40 links and no more; readlink would follow a chain of thousands."""
-_LINKS_SECONDS = 120.0
+_LINKS_SECONDS = 300.0
 
 
 async def carry(
@@ -87,10 +87,8 @@ async def carry(
     words = " ".join(map(shlex.quote, paths))
     limit = min(timeout / 2, _LINKS_SECONDS)
     script = f"{CLEAN} sh -c {shlex.quote(_DROP_LINKS)} sh {words}"
-    outcome = await target.run(script, timeout=limit, cwd="/")
-    if outcome.returncode != 0:
-        why = f"not within {limit:.0f} s" if outcome.timed_out else outcome.output[-300:]
-        raise NotWritable(AbortCause.INTERNAL_ERROR, f"its links cannot be looked at: {why}")
+    if (await target.run(script, timeout=limit, cwd="/", user="root")).timed_out:
+        raise NotWritable(AbortCause.INTERNAL_ERROR, f"its links cannot be looked at within {limit:.0f} s")
 
 
 async def carry_artifacts(

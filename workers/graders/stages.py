@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.outcomes import AbortCause, Reward
+from orchard.schemas.outcomes import Reward
 from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import StageChecks, Task, TaskStage
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.machine import Machine
-from orchard.workers.episode.preparation import Course
-from orchard.workers.episode.stages import StageCourse, set_up, stage_task
-from orchard.workers.failures import InfrastructureError, storing
+from orchard.workers.episode.preparation import Course, SetUpFailed
+from orchard.workers.episode.stages import StageCourse, set_up, stage_task, stages_of
+from orchard.workers.failures import storing
 from orchard.workers.graders.endings import reached, score_of
 from orchard.workers.graders.judgement import Pristine
 from orchard.workers.graders.state import NAME, PREVENTED, away, known_state
@@ -38,14 +38,8 @@ async def through_stages(
     rewards: list[Reward] = []
     for number, stage in enumerate(grading.stages):
         alone, course = stage_task(task, number), StageCourse(task, number)
-        try:
-            await set_up(task, stage, machine, timeout)
-        except InfrastructureError as error:
-            if error.cause is not AbortCause.INVALID_REQUEST or not number:
-                raise
-            async with pristine() as fresh:
-                await known_state(alone, course, fresh, timeout)  # raises, unless it is the agent's doing
-            detail = f"{error.detail}; without the agent it works"
+        if why := await _prevented(task, stage, alone, course, machine, pristine, timeout):
+            detail = f"{why}; without the agent it works"
             rewards.append(Reward(value=-1.0, resolved=False, grader=NAME, cause=PREVENTED, detail=detail))
             break
         await act(alone, stage)
@@ -56,6 +50,35 @@ async def through_stages(
         if stage.clear and not away(stage.check):
             await machine.run(stage.clear, timeout=timeout, cwd="/", user="root")
     return rewards
+
+
+async def _prevented(
+    task: Task,
+    stage: TaskStage,
+    alone: Task,
+    course: Course,
+    machine: Machine,
+    pristine: Pristine,
+    timeout: float,
+) -> str:
+    """Sets the stage up and says how the agent before it has prevented that; empty if it is set up. Where
+    time, memory or a network may be the reason it is tried again once it has worked without the agent.
+    Raises for a set-up that works nowhere."""
+    try:
+        await set_up(task, stage, machine, timeout)
+        return ""
+    except SetUpFailed as error:
+        if stage is stages_of(task)[0]:
+            raise
+        async with pristine() as fresh:
+            await known_state(alone, course, fresh, timeout)  # raises, unless it is the agent's doing
+        if not error.retryable:
+            return error.detail
+    try:
+        await set_up(task, stage, machine, timeout)
+        return ""
+    except SetUpFailed as error:
+        return error.detail
 
 
 def below(stage: TaskStage, reward: Reward) -> str:

@@ -68,9 +68,9 @@ class FailedRequest(Exception):
 class _Endless(Exception):
     """A body without an end that can be read."""
 
-    def __init__(self, begins: bytes, what: str) -> None:
+    def __init__(self, begins: bytes, what: str, *, large: bool = False) -> None:
         super().__init__(what)
-        self.begins, self.what = begins, what
+        self.begins, self.what, self.large = begins, what, large
 
 
 class _Phase(StrEnum):
@@ -138,7 +138,7 @@ class EndpointConnection:
         try:
             return await self._read(f"{url}/chat/completions", request, model, deadline, _completion)
         except _Endless as error:
-            return self._unfinished(error.begins, error.what)
+            return self._unfinished(error)
 
     async def read(
         self, address: str, request: bytes, model: str, deadline: float, reader: Callable[[bytes], T]
@@ -178,7 +178,7 @@ class EndpointConnection:
             said_of_it = f"{reached.phase} within {seconds:.0f} s"
             raise self._refusal(Meaning.TRANSIENT, said_of_it, certain=not connected) from error
         except ReplyTooLarge as error:
-            raise _Endless(error.begins, f"has more than {most} bytes") from error
+            raise _Endless(error.begins, f"has more than {most} bytes", large=True) from error
         except WrongEncoding as error:
             raise self._refusal(Meaning.TRANSIENT, f"answered what cannot be read: {error}") from error
         except (aiohttp.ClientError, OSError, UnicodeError) as error:  # the last for a name that is none
@@ -195,13 +195,16 @@ class EndpointConnection:
             refusal.anew = refusal.meaning is Meaning.TRANSIENT
             raise refusal from error
 
-    def _unfinished(self, begins: bytes, what: str) -> Completion:
+    def _unfinished(self, reply: _Endless) -> Completion:
         """Returns an empty completion for one without an end, which is the model's doing. Raises
         FailedRequest for any other body without an end, and where experts may be what is too much."""
-        if not begun(begins):
-            detail = f"gave no answer: the reply {what} and is no completion: {excerpt(begins)}"
+        what = reply.what
+        if not begun(reply.begins):
+            detail = f"gave no answer: the reply {what} and is no completion: {excerpt(reply.begins)}"
             raise self._refusal(Meaning.TRANSIENT, detail)
-        if self._settings.extra_body.get("return_routed_experts"):  # which may be most of the reply
+        if reply.large and self._settings.extra_body.get(
+            "return_routed_experts"
+        ):  # which may be most of the reply
             detail = f"gave no answer: the reply {what}, experts included: raise max_reply_bytes"
             raise self._refusal(Meaning.REFUSED, detail)
         log.warning("endpoint %r: a completion is cut short, since it %s", self._name, what)

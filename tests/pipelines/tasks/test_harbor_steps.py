@@ -167,23 +167,30 @@ OTHER = "both"
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("network", ["no-network", "public"])
+@pytest.mark.parametrize("again", [False, True])
 async def test_an_agent_that_spoils_the_set_up_of_a_step_gets_no_second_try(
-    sandboxes: AsyncSandboxClient, tmp_path: Path
+    sandboxes: AsyncSandboxClient, tmp_path: Path, network: str, again: bool
 ) -> None:
-    task = _task(tmp_path / "it", **{"steps/second/workdir/setup.sh": "[ ! -e spoiled ]\n"})
+    """In a task with a network the set-up is tried again, once it has worked without the agent."""
+    setup = "[ ! -e spoiled ] || { rm spoiled; false; }\n" if again else "[ ! -e spoiled ]\n"
+    toml = TWO.replace("no-network", network)
+    task = _task(tmp_path / "it", toml, **{"steps/second/workdir/setup.sh": setup})
     assert isinstance(task.grading, StageChecks)
     context = ProofContext(sandboxes, BlobStore(str(tmp_path / "store")), ValidationSettings(runs=1))
 
     async def spoil(alone: Task, _: TaskStage) -> None:
         await machine.run("touch one spoiled", timeout=30, cwd=alone.workdir)
 
-    async def grade(alone: Task, _: Course, goes_on: bool) -> Reward:
-        assert goes_on
-        return await context.grade(alone, "touch one")
+    async def grade(alone: Task, _: Course, __: bool) -> Reward:
+        return await context.grade(alone, "touch one two")
 
     async with context.fresh(task) as machine:
         fresh = partial(context.fresh, task)
         rewards = await through_stages(task, task.grading, machine, spoil, grade, pristine=fresh, timeout=60)
+    if again and network == "public":
+        assert [reward.cause for reward in rewards] == [None, None]
+        return
     reward = combined(task.grading, rewards, context.blobs)
     assert (reward.resolved, reward.cause, reward.score) == (False, "check_prevented", 0.5)
     assert "set-up of it, stage second, exited with 1" in reward.detail

@@ -16,7 +16,7 @@ end, in another sandbox, is the model's fault.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
@@ -24,7 +24,7 @@ from orchard.schemas.outcomes import PUBLISHED, AbortCause, Reward
 from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.domains.swe.checkout import Applied, RepositoryCheckout
-from orchard.workers.domains.swe.logs.parsers import PARSERS, without_timing
+from orchard.workers.domains.swe.logs.parsers import PARSERS
 from orchard.workers.domains.swe.patch_policy import PatchRejected, permitted
 from orchard.workers.domains.swe.preparing import TaskRepository
 from orchard.workers.domains.swe.sheets.answering import answered_run, otherwise_than_gold
@@ -32,7 +32,7 @@ from orchard.workers.domains.swe.sheets.fresh import by_rote
 from orchard.workers.domains.swe.sheets.obtaining import sheet_of
 from orchard.workers.domains.swe.sheets.sheet import Sheet
 from orchard.workers.domains.swe.testing import TestRun, run_tests
-from orchard.workers.domains.swe.verdict import DOUBTFUL, SWEVerdict, judge
+from orchard.workers.domains.swe.verdict import DOUBTFUL, SWEVerdict, judge, judged
 from orchard.workers.episode.diffs import is_diff
 from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError, LimitExceeded
@@ -170,13 +170,7 @@ class _Grader:
         return run if sheet is None else await asyncio.to_thread(answered_run, sheet, run)
 
     def _judged(self, run: TestRun) -> SWEVerdict:
-        statuses = run.statuses
-        must: Sequence[str] = self._grading.fail_to_pass
-        keep: Sequence[str] = self._grading.pass_to_pass
-        if self._grading.strip_timing:
-            statuses = {without_timing(test): status for test, status in statuses.items()}
-            must, keep = [without_timing(test) for test in must], [without_timing(test) for test in keep]
-        return judge(statuses, must, keep)
+        return judged(self._grading, run.statuses)
 
     async def _inconclusive(self, nothing: SWEVerdict, run: TestRun | None) -> Grade:
         """Runs the control that decides why the tests gave no result; see the module's docstring."""

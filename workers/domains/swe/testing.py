@@ -18,7 +18,7 @@ from orchard.workers.domains.swe.checkout import RepositoryCheckout
 from orchard.workers.domains.swe.commands import Framework, FrameworkCall, TestName, named, recognised
 from orchard.workers.domains.swe.logs.parsers import REWRITTEN, parse_run, without_reason
 from orchard.workers.domains.swe.sheets.told import Told
-from orchard.workers.domains.swe.verdict import MISSING, conclusive, judge
+from orchard.workers.domains.swe.verdict import MISSING, conclusive, judged
 from orchard.workers.episode.diffs import touched_paths
 from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError
@@ -215,8 +215,7 @@ async def _by_command(
     log, exit_code = between_markers(outcome.output, marker)
     named = (*grading.fail_to_pass, *grading.pass_to_pass)
     statuses = await asyncio.to_thread(parse_run, grading.parser, log, named)
-    verdict = judge(statuses, grading.fail_to_pass, grading.pass_to_pass)
-    cut = outcome.cut and MISSING in verdict.tests.values()
+    cut = outcome.cut and MISSING in judged(grading, statuses).tests.values()
     return TestRun(
         statuses=statuses,
         exit_code=None if outcome.timed_out or cut else exit_code,

@@ -4,6 +4,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from orchard.schemas.tasks import SWETests
+from orchard.workers.domains.swe.logs.parsers import without_timing
+
 PASSING = frozenset({"PASSED", "XFAIL"})
 FAILING = frozenset({"FAILED", "ERROR"})
 DOUBTFUL = frozenset({"XFAIL", "SKIPPED"})
@@ -20,6 +23,15 @@ class SWEVerdict(msgspec.Struct, frozen=True, kw_only=True):
     pass_to_pass: float
     tests: dict[str, str]
     """Status of each named test; MISSING if the log has none."""
+
+
+def judged(grading: SWETests, statuses: Mapping[str, str]) -> SWEVerdict:
+    """Judges a task's tests, without the durations in their names where it says so."""
+    must, keep = grading.fail_to_pass, grading.pass_to_pass
+    if grading.strip_timing:
+        statuses = {without_timing(test): status for test, status in statuses.items()}
+        must, keep = tuple(map(without_timing, must)), tuple(map(without_timing, keep))
+    return judge(statuses, must, keep)
 
 
 def judge(

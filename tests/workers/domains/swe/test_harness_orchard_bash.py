@@ -229,11 +229,14 @@ async def test_a_git_without_time_or_memory_is_tried_once_more(machine, task, sh
         def __init__(self, failures):
             self.failures, self.times = failures, []
 
-        async def run(self, command, *, timeout, **given):
+        async def run(self, command, *, timeout, env, **given):
             self.times.append(timeout)
             if len(self.times) <= self.failures:
+                killed = command.replace("git add -A", 'touch "$GIT_INDEX_FILE.lock" && false')
+                assert killed != command
+                await machine.run(killed, timeout=timeout, env=env, **given)
                 return CommandOutcome(**({"output": "", "seconds": timeout} | changes))
-            return await machine.run(command, timeout=timeout, **given)
+            return await machine.run(command, timeout=timeout, env=env, **given)
 
         async def read(self, *given, **named):
             return await machine.read(*given, **named)
