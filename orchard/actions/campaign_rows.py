@@ -33,6 +33,7 @@ VIEWS = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events", "
 _GAPS = """count(*) filter (prompt_tokens + completion_tokens is null) as uncounted,
        count(*) filter (cost_usd is null"""
 """Counts of rows without tokens or cost; the caller may add a condition."""
+# One that was dead-lettered before it began had 0 tokens and no cost in events of before decision 156.
 _OUTCOMES = f"""
 with mine as (select * from {{rollouts}} where list_contains($names, campaign)),
      bounds as (select campaign, max(time) as ended, min(started_at) as began from mine group by 1)
@@ -41,7 +42,8 @@ select campaign,
             when resolved is null then 'ungraded'
             when resolved then 'resolved' else 'unresolved' end as outcome,
        count(*) as rollouts, sum(turns) as turns, sum(prompt_tokens + completion_tokens) as tokens,
-       sum(cost_usd) as cost_usd, {_GAPS}) as unpriced,
+       sum(cost_usd) as cost_usd,
+       {_GAPS} and (turns > 0 or prompt_tokens is null)) as unpriced,
        date_diff('millisecond', any_value(began), any_value(ended)) / 1000.0 as seconds,
        count(*) filter (time > ended - interval {RATE_WINDOW_SECONDS} second) as recent,
        bool_or(model_kind = 'oracle') as oracle,

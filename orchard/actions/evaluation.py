@@ -61,7 +61,7 @@ async def begin_suite(
     in whatever state its campaign is; with `retry_aborted` the aborted rollouts are tried again."""
     name = plan.suite.name
     blob = session.blobs.put(msgspec.json.encode(plan.suite), "application/json")
-    spec, cap, over = plan.spec, None, False
+    spec, cap, whole, over = plan.spec, None, False, False
     async with session.connection("eval") as connection:
         known = await CampaignBook(connection).get(name)
         if known is not None:
@@ -70,13 +70,13 @@ async def begin_suite(
         made = await campaign_spec(session, known[0])
         spec, cap = gone_on(made, known[0].max_cost_usd, plan.spec)
         now = await asyncio.to_thread(_standing, session.config.store, name)
-        over = is_plan_of(plan.spec, made) and now.ended >= spec.size
-        over = over and not (retry_aborted and now.aborted)
+        whole = is_plan_of(plan.spec, made) and now.ended >= spec.size
+        over = whole and not (retry_aborted and now.aborted)
         if over and now.recorded == blob.sha256:
             return
     if cap is not None and not over:
         await resume_campaign(session, name, max_cost_usd=cap, told=told)
-    if not over:
+    if not whole:
         await submit_campaign(session, spec, needs_of(session.config.store, spec.tasks), told)
     async with session.connection("eval") as connection:
         data = EvaluationPlanned(
@@ -93,7 +93,7 @@ async def begin_suite(
 
 def _standing(store: str, name: str) -> _Standing:
     query = """
-    select count(*), count(*) filter (status = 'aborted'),
+    select count(*), count(*) filter (status = 'aborted' and cause <> 'blocked'),
            (select any_value(suite_sha256) from evaluations where campaign = $name)
     from rollouts where campaign = $name
     """

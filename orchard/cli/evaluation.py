@@ -204,7 +204,8 @@ def run(
 
     A suite that was paused at its `max_cost_usd` continues when the file sets a higher one. A stopped suite
     that is resumed tries its aborted rollouts again. One with all outcomes is only reported, also when it is
-    paused, cancelled or archived; `--retry-aborted` tries its aborted rollouts again.
+    paused, cancelled or archived; `--retry-aborted` tries its aborted rollouts again (an archived
+    one needs `orchard log restore` first).
 
     Exit code 1 when rollouts were aborted or have no outcome at the end: no score counts them.
     """
