@@ -43,6 +43,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
+from orchard.streams.tasks import end
 from orchard.workers.llm.scoring import ScoringEndpoint
 
 SOURCE = "orchard/rl/trainer"
@@ -176,9 +177,7 @@ class RlTrainer:
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.gather(*map(end, tasks))
 
     async def _train(self, start: int) -> None:
         last = (await bounds(self._connection, names.EVENTS)).last
