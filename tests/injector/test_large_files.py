@@ -172,7 +172,9 @@ async def endless() -> AsyncIterator[str]:
     """A service that says nothing of sizes and never ends."""
 
     async def serve(request: web.Request) -> web.StreamResponse:
+        archive = request.match_info["what"].startswith("archive")
         reply = web.StreamResponse()
+        reply.content_type = "application/x-tar" if archive else "application/octet-stream"
         await reply.prepare(request)
         while True:
             await reply.write(bytes(MIB))
