@@ -118,9 +118,7 @@ async def test_a_chain_of_links_costs_no_time_when_files_are_carried(
         await client.create_sandbox("host", memory="256Mi", cpu="1") as other,
     ):
         await carry(["/workspace"], machine, SandboxMachine(other), timeout=120)
-        found = await other.exec(
-            "cd /workspace; ls | wc -l; readlink good; ls bad l39 l40 l599 2>&1 | wc -l"
-        )
+        found = await other.exec("cd /workspace; ls | wc -l; readlink good; ls bad l39 l40 l599 2>&1 | wc -l")
     kept, good, named = found.stdout.split()
     assert int(kept) < 60 and good == "l5", "links that the kernel follows stay"
     assert int(named) >= 3
