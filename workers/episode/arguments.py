@@ -1,5 +1,6 @@
 """Arguments of calls where an object is required, which a model need not have written. Pure."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -19,7 +20,12 @@ def as_object(arguments: str) -> dict[str, Any]:
 
 
 def readable(arguments: str) -> str:
-    """Returns the arguments unchanged if they are an object: endpoints and chat templates accept nothing
-    else, and who asks again with others gets no answer."""
-    value = as_object(arguments)
-    return msgspec.json.encode(value).decode() if UNPARSED in value or not arguments else arguments
+    """Returns the arguments unchanged if Python's `json` reads an object in them, as servers do: who sends
+    others in a history gets no answer."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict):
+        return arguments or "{}"
+    return msgspec.json.encode({UNPARSED: arguments}).decode()

@@ -111,7 +111,7 @@ async def test_a_call_that_was_not_executed_is_shown_in_words(trace):
     assert message == {"role": "assistant", "content": "t\n[call not executed: bash {]"}
 
 
-@pytest.mark.parametrize("written", ["{", "[]", "", '{"a": NaN}'])
+@pytest.mark.parametrize("written", ["{", "[]", "", "[" * 5000])
 async def test_what_was_executed_is_shown_with_arguments_that_endpoints_accept(trace, written):
     """A service may answer a call that it could not read; the record has what the model wrote."""
     call = ToolCall(id="1", name="mail", arguments=written)
@@ -120,6 +120,14 @@ async def test_what_was_executed_is_shown_with_arguments_that_endpoints_accept(t
     (sent,) = trace.messages(leaf)[1]["tool_calls"]
     assert json.loads(sent["function"]["arguments"]) == ({"unparsed_arguments": written} if written else {})
     assert trace.path(leaf)[1].tool_calls == (call,)
+
+
+async def test_half_a_character_is_shown_as_it_was_written(trace):
+    """Servers read it, and the real mini-swe-agent sends it."""
+    call = ToolCall(id="1", name="bash", arguments='{"command": "echo \\ud800"}')
+    said = await trace.answered(await trace.system("s"), Completion(text="", tool_calls=(call,)))
+    leaf = await trace.result(said, call, "?", outcome("?"))
+    assert trace.messages(leaf)[1]["tool_calls"][0]["function"]["arguments"] == call.arguments
 
 
 async def test_an_empty_answer_is_shown_as_one(trace):
