@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from orchard.injector.client import AsyncSandboxClient
+from orchard.injector.errors import REASON_HEADER
 from orchard.pipelines.campaigns.commands import requested_event
 from orchard.pipelines.values.continuations import MeasuredPoint
 from orchard.pipelines.values.recorded import Recorded, read_recorded
@@ -88,6 +89,9 @@ class Policy:
             await runner.cleanup()
 
 
+_SAID = ("Content-Type", REASON_HEADER)
+
+
 @asynccontextmanager
 async def without_forks(url: str) -> AsyncIterator[str]:
     """The sandbox service behind a proxy that answers forks as a backend does that has none; its URL."""
@@ -95,14 +99,14 @@ async def without_forks(url: str) -> AsyncIterator[str]:
 
         async def forward(request: web.Request) -> web.Response:
             if request.path.endswith("/fork"):
-                return web.json_response({"detail": "no forks here", "reason": "unsupported"}, status=501)
+                headers = {REASON_HEADER: "unsupported"}
+                return web.json_response({"detail": "no forks here"}, status=501, headers=headers)
             body = await request.read()
             async with session.request(
                 request.method, url + request.path_qs, data=body, headers=request.headers
             ) as reply:
-                return web.Response(
-                    status=reply.status, body=await reply.read(), content_type=reply.content_type
-                )
+                said = {name: reply.headers[name] for name in _SAID if name in reply.headers}
+                return web.Response(status=reply.status, body=await reply.read(), headers=said)
 
         app = web.Application(client_max_size=2**26)
         app.router.add_route("*", "/{path:.*}", forward)
