@@ -168,7 +168,7 @@ async def killed_thrice(place: Place, session: Session, run: str) -> None:
             opened()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_each_version_has_one_evaluation_and_the_best_is_the_same_wherever_the_run_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
